@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.limits import SMALLEST_MS
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -42,6 +43,7 @@ from fabric.messages import (
     PlanAsked,
     PlanMade,
     PreemptBatch,
+    RehearsalAsked,
     ReplicaHint,
     ReplicaInfo,
     Returned,
@@ -54,11 +56,15 @@ from fabric.messages import (
     StatusAsked,
     Telemetry,
     Withdraw,
+    replaced,
 )
 from roles.config.cluster import PolicyChoice
-from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
+from roles.runtime.core import PLANNER, REHEARSER, Heard, Lost, Send, Tick
+from roles.runtime.journal import packed, unpacked
 from roles.scheduler.build import scheduler_core
+from roles.scheduler.dispatch.withdrawals import AT_ONCE_MAX
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired
+from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.scheduler.settings import SchedulerSettings
 
 OPERATOR = PeerId("operator/1")
@@ -68,6 +74,9 @@ STALE = PeerId("worker-n-0/0")
 """A worker of which only news of batches long gone is heard."""
 NODES = (NodeId("n"), NodeId("m"))
 GPUS = (GpuRef(NODES[0], 0), GpuRef(NODES[0], 1), GpuRef(NODES[1], 0))
+PIPELINE = GPUS[2]
+"""The first of two GPUs; every stage takes so much of the whole:"""
+STAGE_SHARE = 0.6
 TURNS_MAX = 2_000  # of a core at one moment
 
 # l(b) of every shape a configuration admits. Measured times never fall either (`executors/hosted.py`).
@@ -89,7 +98,10 @@ BUDGETS = (1.0, 1.0, 1.0, 0.5, 0.1, 0.0)  # of the SLO
 WAITS_MS = (0.0, 0.0, 0.25, 2.0, 9.0, 60.0, 400.0)
 
 RequestKey = tuple[PeerId, ModelId, int]
-QUEUED = "queued"
+QUEUED, WITHDRAWN = "queued", "withdrawn"
+ABOUT_TO_GO = "about to be withdrawn"
+"""From a long queue, or from what waits for a slice to come: in a while, or never."""
+WAITING = (QUEUED, ABOUT_TO_GO)
 
 
 @dataclass
@@ -112,7 +124,7 @@ class Cluster:
     ) -> None:
         self.now_ms = 0.0
         self.fates: dict[RequestKey, str] = {}
-        self.batches = 0
+        self.batches = self.rehearsed = 0
         self.shapes = dict(shapes)
         self.dead_frontends: set[PeerId] = set()
         self.strangers: set[NodeId] = set()
@@ -127,6 +139,7 @@ class Cluster:
         self._ends: list[tuple[float, int, SliceId, Incarnation, BatchId]] = []
         self._stale: deque[Done] = deque(maxlen=8)
         self._plans: deque[PlanAsked] = deque(maxlen=1)
+        self._rehearsals: deque[RehearsalAsked] = deque(maxlen=1)
         self._under_way: deque[Send] = deque()
         self._is_delivering = False
         first, second, *_ = shapes
@@ -159,7 +172,8 @@ class Cluster:
 
     def _spec(self, gpu: GpuRef, slice_id: str, models: Iterable[ModelId]) -> SliceSpec:
         share = 40.0 if gpu.gpu == 0 else None
-        return SliceSpec(SliceId(slice_id), gpu.gpu, "emulated", share, tuple(map(self._model, models)))
+        spec = SliceSpec(SliceId(slice_id), gpu.gpu, "emulated", share, tuple(map(self._model, models)))
+        return replaced(spec, share_percent=None, following=(1,)) if gpu == PIPELINE else spec
 
     # ------------------------------------------------------------ steps
 
@@ -247,7 +261,10 @@ class Cluster:
     def _announce(self, slice_id: SliceId, broken: Sequence[ModelId] = ()) -> None:
         node_id, spec = self.wanted[slice_id]
         worker = self.workers[slice_id]
-        replicas = tuple(ReplicaInfo(one, len(table), table) for one, table in worker.tables.items())
+        replicas = tuple(
+            ReplicaInfo(one, len(table), table, interval_ms=_intervals(spec, table))
+            for one, table in worker.tables.items()
+        )
         left_out = tuple(LeftOut(slice_id, one, "no") for one in broken if one not in worker.tables)
         ready = SliceReady(slice_id, worker.incarnation, node_id, spec.gpu, ("ipc:///w",), replicas, left_out)
         self.hear(worker.peer, ready)
@@ -289,9 +306,13 @@ class Cluster:
 
     def withdraw(self, peer: PeerId, model_id: ModelId, back: int, count: int) -> None:
         first_seq = max(0, self._seqs.get((peer, model_id), 0) - back)
+        batches = self.core._batches
+        is_soon = model_id in batches.unserved._waiting or (
+            model_id in batches.withdrawals._gathered or self._queued(model_id) > AT_ONCE_MAX
+        )
         for seq in range(first_seq, first_seq + count):
             if self.fates.get((peer, model_id, seq)) == QUEUED:
-                self.fates[peer, model_id, seq] = "withdrawn"
+                self.fates[peer, model_id, seq] = ABOUT_TO_GO if is_soon else WITHDRAWN
         self.hear(peer, Withdraw(model_id, (SeqRun(first_seq, count),)))
 
     def change(self, change: ModelsAdd | ModelsRemove | ModelSet | DrainAsked) -> None:
@@ -344,6 +365,7 @@ class Cluster:
                     if one in current and one not in changed
                 ),
                 tuple(moves),
+                rates_rps=asked.rates_rps,
             ),
         )
 
@@ -390,6 +412,9 @@ class Cluster:
         """Let time pass: batches end when they should, the core ticks when it wants."""
         until_ms = self.now_ms + wait_ms
         turns = 0
+        while self._rehearsals:
+            self.hear(REHEARSER, make_rehearsal(self._rehearsals.popleft()))
+            self.rehearsed += 1
         while True:
             wake_at_ms = self.core.wake_at_ms
             wake_at_ms = float("inf") if wake_at_ms is None else wake_at_ms
@@ -451,9 +476,13 @@ class Cluster:
     def _take(self, send: Send) -> None:
         peer, message = send.peer, send.message
         assert peer not in self.dead_frontends or isinstance(message, Directory), f"{message} for the dead"
+        assert unpacked(packed(message)) is not None, "what it says can be sent"
         match message:
             case PlanAsked():
                 self._plans.append(message)
+            case RehearsalAsked():
+                assert not self._rehearsals, "one at a time"
+                self._rehearsals.append(message)
             case DesiredSlices():
                 self._want(peer, message)
             case RunBatch():
@@ -462,12 +491,12 @@ class Cluster:
                 self._preempt(message)
             case Grant():
                 for key in _keys(peer, message.model_id, message.runs):
-                    assert self.fates[key] == QUEUED, f"{key} was {self.fates[key]} already"
+                    assert self.fates[key] in WAITING, f"{key} was {self.fates[key]} already"
                     self.fates[key] = _granted(message.batch_id)
             case Dropped():
                 for key in _keys(peer, message.model_id, message.runs):
                     if peer in self.frontends.values():
-                        assert self.fates[key] == QUEUED, f"{key} was {self.fates[key]} already"
+                        assert self.fates[key] in WAITING, f"{key} was {self.fates[key]} already"
                         self.fates[key] = "dropped"
             case Returned():
                 for key in _keys(peer, message.model_id, message.runs):
@@ -516,19 +545,23 @@ class Cluster:
 
     # ------------------------------------------------------------ the end
 
+    def _queued(self, model_id: ModelId) -> int:
+        """For a slice, or for one that is on its way."""
+        coming = self.core._batches.unserved._waiting.get(model_id, ())
+        return self.core._discipline.queued(model_id) + sum(run.count for run in coming)
+
     def finish(self) -> None:
         """All go, and of those who are gone nothing is left."""
         self.wait(2_500.0)
-        discipline = self.core._discipline
         for key, fate in self.fates.items():
-            assert fate != QUEUED or discipline.queued(key[1]), f"{key} is lost"
+            assert fate != QUEUED or self._queued(key[1]), f"{key} is lost"
         waiting = sum(1 for fate in self.fates.values() if fate == QUEUED)
-        assert sum(discipline.queued(model_id) for model_id in self.shapes) >= waiting
+        assert sum(map(self._queued, self.shapes)) >= waiting
         for name in list(self.frontends):
             self.frontend_goes(name)
         self._bury(UNLISTED)
         self.handle(Lost(UNLISTED, "silent"))
-        assert not any(discipline.queued(model_id) for model_id in self.shapes), "requests of the dead wait"
+        assert not any(map(self._queued, self.shapes)), "requests of the dead wait"
         for slice_id in list(self.workers):
             self.worker_goes(slice_id)
         for node_id in list(self.agents):
@@ -539,7 +572,7 @@ class Cluster:
         assert not any(record.flights for record in self.core._fleet.slices.values())
         self.wait(2_500.0)
         names = texts_within(self.core)
-        assert not names & self.peers - {OPERATOR, PLANNER}
+        assert not names & self.peers - {OPERATOR, PLANNER, REHEARSER}
         assert not names & self.strangers
         offences = {
             reason: n for reason, n in self.core.offences.counters.items() if reason.startswith("offences_")
@@ -550,6 +583,10 @@ class Cluster:
 
 def _hints(spec: SliceSpec) -> tuple[ReplicaHint, ...]:
     return tuple(ReplicaHint(one.model_id, 4, 1.0, 10.0, 20.0) for one in spec.models)
+
+
+def _intervals(spec: SliceSpec, table: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(max(SMALLEST_MS, STAGE_SHARE * ms) for ms in table) if spec.following else ()
 
 
 def _granted(batch_id: BatchId) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from deploy.k8s.gateway import GatewayWanted, gateway_wanted
 from deploy.k8s.names import AGENT_NAME, APP, CONFIG_FILE, FRONTEND_NAME, KEYS_DIR, RUN_DIR, SCHEDULER_NAME
-from deploy.ssh.config_bundle import Source, take_along
+from deploy.ssh.config_bundle import Source, take_along, take_glue_along
 from fabric.errors import ConfigError
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.keys import key_file, principal_of_node
@@ -186,6 +186,7 @@ def _files(source: Source, namespace: str, gateway: GatewayWanted | None) -> dic
     document = json.loads(json.dumps(source.document, default=str))
     for model in document["models"]:
         take_along(model, source.path.parent, files, {}, is_absolute_there=True)
+    take_glue_along(document, source.path.parent, files, {})
     for node in document["cluster"]["nodes"]:
         node.pop("workers_outlive_agent", None)
     document["cluster"] |= {

@@ -38,6 +38,8 @@ def stop_running(run_dir: Path) -> None:
             return
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         if _has_ended(handle, STOP_LIMIT_MS):
+            if run_dir.is_dir():  # a second signal ends it without tidying up
+                _clear(run_dir)
             return
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not _has_ended(handle, KILL_LIMIT_MS):
@@ -56,9 +58,13 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     if run_dir.is_dir() and is_claimed(run_dir):
         raise FabricError(f"a cluster runs in {run_dir} already; end it with 'tenuto down'")
     is_removed = is_removed or not run_dir.exists()
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = ["--remove-run-dir"] if is_removed else []
-    with (run_dir / LOG_FILE).open("wb+") as log:
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = (run_dir / LOG_FILE).open("wb+")
+    except OSError as error:
+        raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
+    with opened as log:
         process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
             [sys.executable, "-P", "-m", "roles.cli", "up", *arguments, *flags],
             stdin=subprocess.DEVNULL,
@@ -82,8 +88,8 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
         lines = explaining_lines(log.read().decode("utf-8", "replace"))
     reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
     _forget_log(run_dir, is_removed=is_removed)
-    error = ConfigError if process.returncode == EXIT_CONFIG else FabricError
-    raise error(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
+    kind = ConfigError if process.returncode == EXIT_CONFIG else FabricError
+    raise kind(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
 
 
 def _forget_log(run_dir: Path, *, is_removed: bool) -> None:

@@ -29,7 +29,8 @@ _SCHEDULERS_ALONE: Final = frozenset(
     {"models", "seed", "rate_rps", "popularity", "batching", "placement", "applications", "graph_deadlines"}
     | {"network", "interference"}
 )
-"""Sections of the file, and of its `cluster`, that no other role reads."""
+"""Sections of the file, and of its `cluster`, that no other role reads; but for applications, which frontends serve."""
+_OF_APPLICATIONS: Final = ("applications", "graph_deadlines", "seed")
 BYTES_MAX: Final = 4 << 30
 
 
@@ -99,21 +100,29 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
         document["security"] = {"keys": KEYS}
     for model in document["models"]:
         take_along(model, base_dir, files, hashes)
+    glue: dict[str, str] = {}
+    take_glue_along(document, base_dir, files, glue)
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     views = {
-        role.role_id: _hash_of(_view(role, wanted.host, document, hashes))
+        role.role_id: _hash_of(_view(role, wanted.host, document, hashes, glue))
         for wanted in inventory_of(source.config).hosts
         for role in wanted.roles
     }
     files[VIEWS] = json.dumps(views, indent=1, sort_keys=True).encode() + b"\n"
-    return CarriedConfig(_hash_of([document, hashes]), files, views)
+    return CarriedConfig(_hash_of([document, {**hashes, **glue}]), files, views)
 
 
-def _view(role: RoleOnHost, host: str, document: Mapping[str, Any], hashes: Mapping[str, str]) -> Any:
+def _view(
+    role: RoleOnHost,
+    host: str,
+    document: Mapping[str, Any],
+    hashes: Mapping[str, str],
+    glue: Mapping[str, str],
+) -> Any:
     """All that a role's process reads of a configuration, and what it does not know how to do without.
 
     Only the scheduler reads of models and policies, for frontends and agents hear of them from it; workers are started in their
-    agent's folder. So a model, a rate or a host more is no reason for these to start again.
+    agent's folder. So a model, a rate or a host more is no reason for these to start again. Applications are the frontends', with their glue.
     """
     cluster = document["cluster"]
     if role.rank is Rank.SCHEDULER:
@@ -128,7 +137,10 @@ def _view(role: RoleOnHost, host: str, document: Mapping[str, Any], hashes: Mapp
         else [],
     }
     rest = {key: value for key, value in document.items() if key not in _SCHEDULERS_ALONE}
-    return [{**rest, "cluster": own}, hashes if role.rank is Rank.AGENT else {}]
+    if role.rank is Rank.FRONTEND and document.get("applications"):
+        rest |= {key: document[key] for key in _OF_APPLICATIONS if key in document}
+    files = {Rank.AGENT: hashes, Rank.FRONTEND: glue}
+    return [{**rest, "cluster": own}, files.get(role.rank, {})]
 
 
 def _hash_of(value: Any) -> str:
@@ -179,11 +191,28 @@ def take_along(
     if arrival.get("path"):
         arrival["path"] = carried(arrival["path"], "arrival.path")
     if loader.get("python"):
-        for name, file in _module(loader["python"].partition(":")[0], base_dir):
-            files[name], hashes[name] = file, _sha256(file)
+        _take_module(loader["python"], "loader.python", base_dir, files, hashes)
 
 
-def _module(module: str, base_dir: Path) -> Iterator[tuple[str, Path]]:
+def take_glue_along(
+    document: Mapping[str, Any], base_dir: Path, files: dict[str, Path | bytes], hashes: dict[str, str]
+) -> None:
+    """The modules of all applications' glue, which runs beside frontends. `hashes` gets what each file contains."""
+    for application in document.get("applications") or ():
+        for name, stage in application["stages"].items():
+            if stage.get("glue"):
+                where = f"applications: glue.python of {application['name']}.{name}"
+                _take_module(stage["glue"]["python"], where, base_dir, files, hashes)
+
+
+def _take_module(
+    written: str, where: str, base_dir: Path, files: dict[str, Path | bytes], hashes: dict[str, str]
+) -> None:
+    for name, file in _module(written.partition(":")[0], where, base_dir):
+        files[name], hashes[name] = file, _sha256(file)
+
+
+def _module(module: str, where: str, base_dir: Path) -> Iterator[tuple[str, Path]]:
     """The file or the package of a user's module beside the file or where Python here finds it; nothing of what is installed."""
     top = module.partition(".")[0]
     for found in (base_dir / f"{top}.py", base_dir / top, Path.cwd() / f"{top}.py", Path.cwd() / top):
@@ -193,9 +222,7 @@ def _module(module: str, base_dir: Path) -> Iterator[tuple[str, Path]]:
                     yield f"{found.name}{inner}", file
             return
     if importlib.util.find_spec(top) is None:
-        raise ConfigError(
-            f"loader.python: there is no module {top} beside the file, in this folder or installed"
-        )
+        raise ConfigError(f"{where}: there is no module {top} beside the file, in this folder or installed")
 
 
 def _files_of(found: Path) -> Iterator[tuple[str, Path]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from fabric.client.connection import Connection
 from fabric.client.options import ClientOptions
 from fabric.client.retries import RetryBudget
 from fabric.errors import (
+    ConfigError,
     DeadlineExceeded,
     InvalidInput,
     LocalProtocolError,
@@ -127,7 +129,11 @@ class Client:
     """
 
     def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
-        addresses = [address] if isinstance(address, str) else dict.fromkeys(address)
+        addresses = [address] if isinstance(address, str) else list(dict.fromkeys(address))
+        if not addresses or not all(isinstance(one, str) for one in addresses):
+            raise ConfigError(
+                f"{addresses!r:.60} has no addresses of frontends; give one or more, such as tcp://HOST:PORT"
+            )
         self._addresses = tuple(sorted(addresses, key=lambda one: not one.startswith(IPC)))
         self._options = options or ClientOptions()
         self._clock = self._options.clock
@@ -239,8 +245,13 @@ class Client:
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)
-        if priority is not None and not 0 <= priority <= PRIORITY_MAX:
-            raise InvalidInput(f"a priority of {priority}; priorities go from 0 to {PRIORITY_MAX}")
+        priority = _priority(priority)
+        if not isinstance(model, str):
+            raise InvalidInput(f"the model is {type(model).__name__}; it must be a name")
+        if not isinstance(inputs, Mapping):
+            raise InvalidInput(
+                f"the inputs are {type(inputs).__name__}; they must be a mapping: {{name: array}}"
+            )
         tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
         if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
             raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
@@ -476,6 +487,8 @@ def _fail_listings(connection: Connection, reason: str) -> None:
 
 
 def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:
+    if not isinstance(name, str):
+        raise InvalidInput(f"an input is named {name!r:.60}; names are texts")
     if isinstance(value, bytes | bytearray | memoryview):
         return np.frombuffer(value, np.uint8)
     try:
@@ -489,9 +502,26 @@ def limit_ms_of(budget_ms: float | None, options: ClientOptions) -> float:
     """How long to wait at most. Raises InvalidInput for a budget that is none."""
     if budget_ms is None:
         return options.budget_unknown_ms + options.grace_ms
-    if not 0 <= budget_ms <= DURATION_MAX_MS:
-        raise InvalidInput(f"a budget of {budget_ms} ms")
+    try:
+        is_one = 0 <= budget_ms <= DURATION_MAX_MS
+    except (TypeError, ValueError):  # no number, or several
+        is_one = False
+    if not is_one:
+        raise InvalidInput(f"a budget of {budget_ms!r:.40} ms; it must be a number up to {DURATION_MAX_MS:g}")
     return budget_ms + options.grace_ms
+
+
+def _priority(priority: int | None) -> int | None:
+    """As the encoder takes it: what is no whole number a frontend would take for no message at all."""
+    if priority is None:
+        return None
+    try:
+        number = operator.index(priority)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= PRIORITY_MAX:
+        raise InvalidInput(f"a priority of {priority!r:.40}; priorities go from 0 to {PRIORITY_MAX}")
+    return number
 
 
 def _plain(budget_ms: float | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -13,6 +12,7 @@ from roles.benchmark.player import ANSWER_GRACE_MS
 from roles.benchmark.share import READY_LIMIT_S, LoadPlan, LoadRecord, StartGate, play_share
 from roles.benchmark.verdict import LoadRun, judge
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
+from roles.runtime.spawned import DeafContext
 from roles.workload.outcomes import Window
 
 _POLL_S = 0.2
@@ -23,7 +23,7 @@ def run_load(plan: LoadPlan, window: Window, on_step: Callable[[float], None]) -
 
     Raises PeerLost when there is no frontend at the target, FabricError when a sender fails.
     """
-    context = multiprocessing.get_context("spawn")
+    context = DeafContext()
     start = StartGate(context.Barrier(plan.processes), context.Value("d", 0.0))
     os.environ.update(child_environment())
     readers: list[Connection] = []
@@ -54,8 +54,6 @@ def _send(plan: LoadPlan, number: int, start: StartGate, writer: Connection) -> 
     except FabricError as error:
         start.barrier.abort()
         writer.send(error)
-    except KeyboardInterrupt:
-        pass  # Ctrl-C reaches every process of the terminal; the command's own process speaks for all
 
 
 def _collect(

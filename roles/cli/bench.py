@@ -33,6 +33,7 @@ from roles.cli.options import (
     seed_option,
     via_option,
     warmup_option,
+    writing,
 )
 from roles.cli.progress import progress
 from roles.cli.simulate import print_outcome
@@ -113,8 +114,9 @@ def bench(
     )
     with progress("sending") as on_step:
         run = run_load(plan, window, on_step)
-    if plots is not None:
-        plots.plot_load(plot_path, run)
+    if plot_path is not None and plots is not None:
+        with writing(plot_path):
+            plots.plot_load(plot_path, run)
     if as_json:
         echo_json(run.as_json())
     else:

@@ -21,6 +21,7 @@ from roles.cli.options import (
     seed_option,
     warmup_option,
     workers_option,
+    writing,
 )
 from roles.cli.progress import progress
 from roles.config.choices import batching_choices, placement_choices
@@ -72,7 +73,8 @@ def compare(
     with executor_of(workers) as (executor, _), progress("comparing") as on_step:
         rows = play_all(config, workload, window, (placed, batched), executor, on_step)
     if plot_path is not None and plots is not None:
-        plots.plot_comparison(plot_path, rows)
+        with writing(plot_path):
+            plots.plot_comparison(plot_path, rows)
     if as_json:
         echo_json([row.as_json() for row in rows])
     else:

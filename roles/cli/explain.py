@@ -22,6 +22,7 @@ from roles.cli.options import (
     remark,
     run_dir_flag,
     via_option,
+    writing,
 )
 from roles.cli.records import Remembered, newest_bad, remembered
 from roles.observability.batch_timeline import write_timeline
@@ -119,10 +120,8 @@ def trace(
     found = _remembered(run_dir_option, key_file, (), last_ms=last_ms)
     batches = [one for one in found.batches if one.entry.ended_ago_ms <= last_ms]
     requests = [one for one in found.requests if one.record.ended_ago_ms <= last_ms]
-    try:
+    with writing(path):
         write_timeline(path, batches, requests)
-    except OSError as error:
-        raise FabricError(f"{path} cannot be written: {error.strerror}") from error
     if as_json:
         echo_json({"file": str(path), "batches": len(batches), "requests": len(requests)})
     else:

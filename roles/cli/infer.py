@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import click
 import numpy as np
@@ -170,13 +172,15 @@ async def _infer(
 def read_inputs(path: Path, info: ModelInfo | None) -> Mapping[str, Tensor | bytes]:
     """The tensors in a file; ConfigError when it cannot be read, InvalidInput when it does not fit the model."""
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        if path.suffix == ".npy":
-            return {_only_input(info): np.load(path, allow_pickle=False)}
+        if path.suffix in (".npy", ".npz"):
+            with path.open("rb") as file:
+                loaded = np.load(file, allow_pickle=False)
+                # Which of both it is its first bytes say.
+                return (
+                    dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {_only_input(info): loaded}
+                )
         data = path.read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, MemoryError, BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if info is not None and info.image is None:
         raise InvalidInput(f"{info.model_id} takes no pictures: give an .npy or .npz file")
@@ -192,14 +196,6 @@ def _only_input(info: ModelInfo | None) -> str:
             f"{info.model_id} has several inputs ({names}): give an .npz with an array for each"
         )
     return info.inputs[0].name
-
-
-def _plain(array: Tensor) -> Any:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        plain = array.astype(object)
-        plain[~np.isfinite(array)] = None
-        return plain.tolist()
-    return array.tolist()
 
 
 def _shortened(array: Tensor) -> str:

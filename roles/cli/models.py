@@ -246,7 +246,7 @@ def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, as_json: bool)
         home.remove()
     if as_json:
         echo_json(plain_answer(answer))
-    else:
+    elif answer.status != "refused":
         click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
     raise_refusal(answer)
 

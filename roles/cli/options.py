@@ -6,7 +6,8 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 
+from fabric.errors import FabricError
 from fabric.keys import Keyring
 from fabric.policy_options import shown
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
@@ -73,6 +75,15 @@ class OutputPath(click.Path):
         if not os.access(folder, os.W_OK | os.X_OK):
             self.fail(f"{shown(str(path))}: the folder {folder} cannot be written to", param, ctx)
         return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What is written there in the block; FabricError where that fails after all: a full disk, or a file that only seems writable."""
+    try:
+        yield
+    except OSError as error:
+        raise FabricError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 POSITIVE_S = FloatRange(0, MOMENT_S_MAX, is_low_allowed=False)

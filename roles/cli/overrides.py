@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 
@@ -70,7 +70,10 @@ def override_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
-    """Every model's requests come as in that trace; those of models that it does not name do not come."""
+    """Every model's requests come as in that trace; those of models that it does not name do not come.
+
+    Nor those of applications: what their stages asked is in the trace, as requests of models.
+    """
     named = _models_in(path)
     found = []
     for place, model in enumerate(_models(document)):
@@ -79,7 +82,9 @@ def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
             found.append(Override(f"models[{place}].arrival", trace, "--arrivals"))
         else:
             found.append(Override(f"models[{place}].rate_rps", 0, "--arrivals"))
-    return found
+    applications = document.get("applications")
+    count = len(applications) if isinstance(applications, list) else 0
+    return [*found, *(Override(f"applications[{place}].rate_rps", 0, "--arrivals") for place in range(count))]
 
 
 def _models_in(path: Path) -> set[str] | None:
@@ -99,7 +104,7 @@ def _models_in(path: Path) -> set[str] | None:
 def _gpus(document: Mapping[str, Any], gpus: int) -> Override:
     cluster = document.get("cluster")
     nodes = cluster.get("nodes") if isinstance(cluster, dict) else None
-    if not nodes:
+    if not isinstance(nodes, list) or not nodes:
         return Override("cluster.gpus", gpus, "--gpus")
     if len(nodes) > 1:
         raise ConfigError(
@@ -123,7 +128,7 @@ def _rate(document: Mapping[str, Any], text: str) -> list[Override]:
         return [Override("rate_rps", rate_rps, "--rate")]
     if any(isinstance(rate, list) for rate in rates):
         raise ConfigError("--rate: the file's rates change in steps; give each model's: --rate MODEL=RPS")
-    numbers = [rate if isinstance(rate, int | float) else 0.0 for rate in rates]
+    numbers = [rate if _is_rate(rate) else 0.0 for rate in rates]
     total = sum(numbers)
     if total <= 0:
         raise ConfigError(
@@ -134,6 +139,11 @@ def _rate(document: Mapping[str, Any], text: str) -> list[Override]:
         for one, number in enumerate(numbers)
         if rates[one] is not None
     ]
+
+
+def _is_rate(value: object) -> TypeGuard[float]:
+    """What else stands there is said when the file is checked."""
+    return isinstance(value, int | float) and 0 <= value <= RATE_RPS_MAX
 
 
 def _read(document: Mapping[str, Any], text: str, option: str, at_most: float) -> tuple[int | None, float]:

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from fabric.ids import PAGE_ID
-from roles.cli.options import key_option, run_dir_flag, via_option
+from roles.cli.options import key_option, remark, run_dir_flag, via_option
 from roles.cli.role_commands import here_option, role_process
 from roles.config.checks import check_endpoint
 from roles.config.read_config import load_config
 from roles.page.shell import ADDRESS_DEFAULT, Page, PageOptions
 from roles.runtime.process import is_alive, read_run_file
+from roles.runtime.running_cluster import processes_in
 
 
 @click.command()
@@ -53,6 +54,10 @@ def page(
         try:
             served.announce()
             if not here:
+                if not any(one.alive and one.role_id != PAGE_ID for one in processes_in(home)):
+                    remark(
+                        [f"no cluster runs in {home}: the page says so, and shows one that is started there"]
+                    )
                 _tell(served.url, is_opened=is_opened)
             served.run(stop)
         finally:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from policies.placement.common.base import Decision, Placement
 from roles.cli.console import plain_console
-from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option
+from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option, writing
 from roles.cli.overrides import override_options
 from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig
@@ -64,7 +64,8 @@ def plan(
     placement = config.place()
     if plot_path is not None and plots is not None:
         models = [model.model_id for model in config.models]
-        plots.plot_placement(plot_path, placement, config.gpus, name, models)
+        with writing(plot_path):
+            plots.plot_placement(plot_path, placement, config.gpus, name, models)
     if as_json:
         echo_json(plan_json(config, name, placement, with_why=why))
     else:

@@ -30,6 +30,7 @@ from roles.cli.options import (
     json_option,
     painters,
     plot_option,
+    writing,
 )
 from roles.cli.progress import progress
 from roles.config.checks import finite, whole
@@ -209,9 +210,11 @@ def _write_out(
     subject = measured.subject
     kind = "-estimate" if measured.error is not None else ""
     path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject.model)}-{subject.gpu_type}{kind}.json")
-    write_measured(path, measured)
+    with writing(path):
+        write_measured(path, measured)
     if painter is not None and plot_path is not None:
-        painter.plot_profile(plot_path, measured)
+        with writing(plot_path):
+            painter.plot_profile(plot_path, measured)
     if as_json:
         echo_json(measured.document())
         return

@@ -23,6 +23,7 @@ from roles.cli.options import (
     remark,
     run_dir_flag,
     via_option,
+    writing,
 )
 from roles.cli.progress import progress
 from roles.cli.records import arrivals_of
@@ -90,11 +91,8 @@ def record(
     counts = recording.counts
     if not counts:
         raise FabricError("no request came: there is nothing to write")
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(recording.lines())
-    except OSError as error:
-        raise FabricError(f"{path} cannot be written: {error.strerror}") from error
+    with writing(path), path.open("w", encoding="utf-8") as file:
+        file.writelines(recording.lines())
     span_s = (recording.until_ms - recording.from_ms) / 1e3
     if as_json:
         echo_json({"file": str(path), "duration_s": span_s, "models": counts})

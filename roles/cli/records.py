@@ -75,6 +75,12 @@ def remembered(
     return found
 
 
+def models_beside(model_id: ModelId, report: ClusterReport) -> tuple[ModelId, ...]:
+    """All that its shard serves, itself too: what is planned together, and played together."""
+    shard = having(model_id, report.active)[0]
+    return tuple(one.model_id for one in report.active[shard].status.models)
+
+
 def newest_bad_of_all(
     report: ClusterReport, keyring: Keyring | None = None
 ) -> tuple[list[RequestSeen], list[str]]:

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from roles.cli.console import plain_console
-from roles.cli.options import OutputPath, echo_json, json_option, painters, plot_option
+from roles.cli.options import OutputPath, echo_json, json_option, painters, plot_option, writing
 from roles.cli.progress import progress
 from roles.lab.reproduce import EXPERIMENTS, check_name, run_experiment
 from roles.lab.reproduce.document import as_json as experiment_json
@@ -91,14 +91,16 @@ def reproduce(
             chapters[name] = text
             draft = write_path.with_name(f"{write_path.name}.tmp")
             missing = [other for other in EXPERIMENTS if other not in chapters]
-            draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS)), missing), encoding="utf-8")
-            draft.replace(write_path)
+            with writing(write_path):
+                draft.write_text(markdown(in_order(chapters, list(EXPERIMENTS)), missing), encoding="utf-8")
+                draft.replace(write_path)
 
     found, failed = _run(wanted, keep, is_full=is_full)
     if plot_path is not None and plots is not None and found:
         if not rows_with_numbers(found[0]):
             raise click.ClickException(f"--plot: {found[0].name} has no numbers that a picture could show")
-        plots.plot_reproduction(plot_path, found[0])
+        with writing(plot_path):
+            plots.plot_reproduction(plot_path, found[0])
     if as_json:
         documents = [experiment_json(one) for one in found]
         echo_json(documents[0] if len(names) == 1 and documents else documents)

@@ -47,7 +47,7 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
                 "restarted": answer.started,
             }
         )
-    else:
+    elif answer.status != "refused":
         click.echo(f"{answer.started} roles restarted", err=True)
     raise_refusal(answer)
 

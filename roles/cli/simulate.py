@@ -24,6 +24,7 @@ from roles.cli.options import (
     remark,
     seed_option,
     warmup_option,
+    writing,
 )
 from roles.cli.overrides import override_options, recorded
 from roles.cli.progress import progress
@@ -103,9 +104,10 @@ def simulate(
         run = play(config, workload, window, is_full=is_full)
     remark(f"unplaced: {model_id}: {reason}" for model_id, reason in run.unplaced.items())
     if trace_path is not None:
-        write_trace(trace_path, run.batches, run.slices)
+        with writing(trace_path):
+            write_trace(trace_path, run.batches, run.slices)
     if plot_path is not None and plots is not None:
-        with progress("other loads") as on_step:
+        with progress("other loads") as on_step, writing(plot_path):
             plots.plot_run(plot_path, run, play_loads(config, workload, window, on_step))
     if as_json:
         replanning = {"replanning": list(run.log)} if is_replanned else {}

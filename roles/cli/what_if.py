@@ -21,7 +21,7 @@ from roles.cli.options import (
     run_dir_flag,
     via_option,
 )
-from roles.cli.records import Remembered, remembered
+from roles.cli.records import Remembered, models_beside, remembered
 from roles.cli.why import situation_of
 from roles.observability.situation import MINUTE_MS
 from roles.observability.what_if import Change, WhatIf
@@ -105,10 +105,22 @@ def what_if(
 
 def _minute(run_dir: Path, change: Change, key_file: Path | None) -> Remembered:
     keyring = keyring_of(key_file)
-    models = tuple(one.model_id for one in look(run_dir, keyring).scheduler.models)
-    for model_id in (*change.slos_ms, *change.rates):
+    report = look(run_dir, keyring)
+    models = tuple(one.model_id for one in report.scheduler.models)
+    changed = dict.fromkeys((*change.slos_ms, *change.rates))
+    for model_id in changed:
         if model_id not in models:
             raise FabricError(f"no model {model_id!r} is served; there is {', '.join(models)}")
+    beside = {model_id: models_beside(model_id, report) for model_id in changed or models[:1]}
+    if len(set(beside.values())) > 1:
+        raise FabricError(
+            f"{' and '.join(changed)} are of several shards, which plan for themselves: ask of one at a time"
+        )
+    models = next(iter(beside.values()), ())
+    if not changed and len(models) < len(report.scheduler.models):
+        raise FabricError(
+            "GPUs are of one shard: say of which by the name of a model, such as --rate MODEL=1"
+        )
     return remembered(run_dir, models, last_ms=MINUTE_MS, keyring=keyring)
 
 

@@ -8,7 +8,20 @@ SENTENCE_CHARS_MAX = 1_000
 
 
 class WholeHelpGroup(click.Group):
-    """Lists its commands in as many lines as they need."""
+    """Lists its commands in as many lines as they need, and names the closest one to a name that is none."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # Not before: whether it is our `fabric` that is imported is asked first.
+            from fabric.policy_options import suggestion  # noqa: PLC0415
+
+            closest = suggestion(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{error.message.rstrip('.')}{closest}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, without its limit."""

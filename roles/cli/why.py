@@ -23,7 +23,7 @@ from roles.cli.options import (
     via_option,
 )
 from roles.cli.progress import progress
-from roles.cli.records import Remembered, remembered
+from roles.cli.records import Remembered, models_beside, remembered
 from roles.observability.diagnosis import Evidence, Finding, diagnose
 from roles.observability.last_minute import minute_of
 from roles.observability.remedies import Remedy, remedies
@@ -80,7 +80,7 @@ def _last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> R
     known = [one.model_id for one in report.report.scheduler.models]
     if model_id not in known:
         raise FabricError(f"no model {model_id!r} is served; there is {', '.join(known)}")
-    others = tuple(other for other in known if other != model_id)
+    others = tuple(other for other in models_beside(model_id, report.report) if other != model_id)
     if others:
         beside = remembered(run_dir, others, last_ms=MINUTE_MS, keyring=keyring)
         report.arrivals |= beside.arrivals

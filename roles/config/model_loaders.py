@@ -10,6 +10,7 @@ from typing import Final
 
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
+from fabric.policy_options import shown
 from profiles.model import STAGES_MAX
 from roles.config.checks import SEED_MAX, one_of, unique, whole
 from roles.config.sections import LoaderSection
@@ -127,5 +128,5 @@ def _check_origin(section: LoaderSection, where: str) -> None:
 def class_named(text: str, where: str) -> str:
     """It, if it can be the name of a class. Raises ConfigError."""
     if not re.fullmatch(r"[\w.]+:\w+", text):
-        raise ConfigError(f'{where}: is {text!r}; it must be like "package.module:Class"')
+        raise ConfigError(f'{where}: is {shown(text)}; it must be like "package.module:Class"')
     return text

@@ -27,6 +27,9 @@ from roles.frontend.shards import Shards
 # A client may have pending so many times what is free. One alone gets 8/9 of everything, and whoever comes next always
 # finds room, however long its requests wait for a worker that is stuck (a dynamic threshold: Choudhury and Hahne 1998).
 _TIMES_FREE = 8
+# Of its budget a request may have waited to be read, at most. A frontend without enough of its host's cores gets further behind with
+# every turn, until all that it reads is too late; what it refuses costs it a third of what it serves, so it catches up, and serves the next ones.
+_BACKLOG_SHARE = 0.3
 _SUGGESTED_FROM = 64  # difflib takes tens of microseconds a name; a misspelt name should not stall the loop
 _SHOWN_MAX = 100  # characters of a client's own words in an answer
 
@@ -74,6 +77,9 @@ def admit(
         return NotAdmitted(InvalidInput, wrong)
     if info.replicas == 0 and not _outlasts_start(asked, info, shards, now_ms):
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
+    if asked.backlog_ms > _BACKLOG_SHARE * budget_of(asked, info):
+        behind = f"this frontend has been {asked.backlog_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
+        return NotAdmitted(Overloaded, behind, info.slo_ms)
     no_room = _no_room(asked, info, pending, settings)
     if no_room is not None:
         # Each of those that are pending now has its answer by then, unless it has a budget of its own.

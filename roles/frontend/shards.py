@@ -2,7 +2,7 @@
 
 There is no central directory of models. Each shard lists the models that it serves, each with a *term*, which grows when a model is
 moved. While a model moves, two shards list it; every frontend then finds by itself, and all in the same way, which of the
-two it goes to: one that has slices for it before one that has none, then the one of the higher term. To the other
+two it goes to: one that has slices for it before one that has none, then one that is linked, then the one of the higher term. To the other
 it says that it has `Left`, and that shard forgets the model when all of its frontends have.
 """
 

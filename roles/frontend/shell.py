@@ -140,6 +140,9 @@ class FrontendShell:
         self._clients = transport.bind_peers(
             [ipc, *options.client_addresses], client_options, guarded(keyring, CLIENT_KINDS)
         )
+        self._from_clients: LinkSource[FrontendEvent] = LinkSource(
+            self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)
+        )
         self._outputs = transport.bind_payload(
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
             guard=guarded(keyring, {NODE}, names=False),
@@ -189,7 +192,7 @@ class FrontendShell:
             self._core,
             [
                 stop,
-                LinkSource(self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)),
+                self._from_clients,
                 *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
                 self._decoding,
@@ -235,7 +238,8 @@ class FrontendShell:
                 specs, size_bytes = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
-                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes)
+                backlog_ms = self._from_clients.backlog_ms
+                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes, backlog_ms)
             case message:
                 return ClientSaid(received.peer, message)
 

@@ -108,18 +108,18 @@ def priority_of(parameters: Parameters) -> int | None:
 def check_parameters(parameters: Parameters) -> None:
     """Raises Unsupported for what would change the answer and is not done here."""
     if parameters.get("sequence_id") not in (None, 0, ""):
-        raise Unsupported("sequences: every request stands for itself here")
+        raise Unsupported("there are no sequences here: every request stands for itself")
 
 
 def check_tensor_parameters(name: str, parameters: Parameters) -> None:
     """The same for those of one tensor."""
     if "shared_memory_region" in parameters:
         raise Unsupported(
-            f"shared memory regions, for {name!r:.60}: send the tensor, or use the SDK on the same host"
+            f"there are no shared memory regions here, as {name!r:.60} has one: send the tensor, or use the SDK on the same host"
         )
     if parameters.get("classification"):
         raise Unsupported(
-            f"the classification extension, for {name!r:.60}: a model's top_k does it on the device"
+            f"there is no classification extension here, as asked for {name!r:.60}: a model's top_k does it on the device"
         )
 
 

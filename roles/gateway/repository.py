@@ -53,7 +53,7 @@ class Repository:
         self._require_open()
         for key in parameters:
             if key != "config":
-                raise Unsupported(f"the parameter {key!r:.60} of load; there is config")
+                raise Unsupported(f"load does not know the parameter {key!r:.60}; there is config")
         section = self._section(name, parameters.get("config"))
         if name not in served:
             await self._carry_out(lambda number: ModelsAdd(number, json.dumps([section])))

@@ -105,7 +105,7 @@ class Gateway:
         if config.http is not None:
             listener = await self._listen(config.http, context)
             host, port = listener.sockets[0].getsockname()[:2]
-            addresses["http"] = [f"{scheme}://{host}:{port}"]
+            addresses["http"] = [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"]
         if config.grpc is not None:
             from roles.gateway.rpc.server import RpcServer  # noqa: PLC0415  a second's import, and not all want it
 

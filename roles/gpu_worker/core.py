@@ -357,7 +357,8 @@ class WorkerCore:
         slice_ = self._slices[
             event.slice_id
         ]  # its batch has not ended, so neither slice nor model is forgotten
-        slice_.shrink(event.model_id, event.batch_size_max)
+        if not slice_.shrink(event.model_id, event.batch_size_max):
+            return []
         self.counters["batch_sizes_shrunk"] += 1
         if slice_.state is not HostedState.READY:
             return []

@@ -122,9 +122,14 @@ class HostedSlice:
         lives = self.state in (HostedState.LOADING, HostedState.READY)
         return lives and self.spec.is_same_but_models(spec)
 
-    def shrink(self, model_id: ModelId, batch_size_max: int) -> None:
-        """Batches of a model larger than that are not worth granting any more."""
+    def shrink(self, model_id: ModelId, batch_size_max: int) -> bool:
+        """Batches of a model larger than that are not worth granting any more; False: nor were they before.
+
+        A pipeline's stages say it one by one, each of what it has memory for.
+        """
         one = self.replicas[model_id]
+        if batch_size_max >= one.batch_size_max:
+            return False
         exec_ms = one.exec_ms[:batch_size_max]
         reason = "the device had no memory for a larger one"
         self.replicas[model_id] = replaced(
@@ -134,6 +139,7 @@ class HostedSlice:
             interval_ms=one.interval_ms[:batch_size_max],
             reason=reason,
         )
+        return True
 
     def run_limit_ms(self, model_id: ModelId, batch_size: int) -> float:
         """A run that takes longer has hung: as the model's configuration says, or many times its l(b)."""
@@ -141,8 +147,8 @@ class HostedSlice:
         return said_ms or max(HUNG_AFTER_TIMES * self.exec_ms(model_id, batch_size), HUNG_AFTER_MS)
 
     def is_idempotent(self, model_id: ModelId) -> bool:
-        """Whether a request may run more than once."""
-        return next(one.is_idempotent for one in self.spec.models if one.model_id == model_id)
+        """Whether a request may run more than once. Of one that is wanted no more the last batches may be under way."""
+        return self.tried[model_id].is_idempotent
 
     def exec_ms(self, model_id: ModelId, batch_size: int) -> float:
         """l(b) of a model that is loaded here; of a batch over its largest, the largest's."""

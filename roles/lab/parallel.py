@@ -12,6 +12,7 @@ import click
 
 from fabric.errors import PeerLost
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
+from roles.runtime.spawned import DeafContext
 
 DASK_TIMEOUT_S = 10
 
@@ -28,10 +29,13 @@ def executor_of(workers: int | None, dask: str | None = None) -> Iterator[tuple[
         return
     size = workers or len(os.sched_getaffinity(0))
     os.environ.update(child_environment())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(size, mp_context=context, initializer=die_with_parent)
+    pool = ProcessPoolExecutor(size, mp_context=DeafContext(), initializer=die_with_parent)
     try:
         yield pool, size
+    except BaseException:
+        for child in multiprocessing.active_children():  # a run under way may take minutes
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
         os.environ.pop(PARENT_VARIABLE, None)

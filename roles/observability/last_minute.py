@@ -225,7 +225,11 @@ def minute_of(plan: str, bins: Mapping[ModelId, Sequence[int]], bin_ms: float) -
 def minute_from(
     config: ClusterConfig, settings: SchedulerSettings, bins: Mapping[ModelId, Sequence[int]], bin_ms: float
 ) -> Minute:
-    """Of a configuration and its slices. `bins`: of the same span, by model."""
+    """Of a configuration and its slices. `bins`: of the same span, by model.
+
+    Requests of applications are in the counts of the models that their stages ask, and are played as those models' own.
+    """
+    config = replace(config, applications=())
     newest = _newest_bins(bins)
     arrivals = {model_id: _moments(counts[-newest:], bin_ms) for model_id, counts in bins.items()}
     settings = replace(settings, guard_ms=0.0, transfer_ms=0.0)

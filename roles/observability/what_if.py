@@ -111,7 +111,9 @@ def what_if(minute: Minute, change: Change, lived: Mapping[ModelId, float]) -> W
         changed = changed.with_gpus(change.gpus)
     count = sum(node.gpus for node in minute.config.nodes)
     gpus = (count, count + change.gpus)
-    return WhatIf(change.text, minute.span_ms, minute.played(), changed.played(), gpus, lived)
+    today = minute.played()
+    known = {model_id: bad_rate for model_id, bad_rate in lived.items() if model_id in today.models}
+    return WhatIf(change.text, minute.span_ms, today, changed.played(), gpus, known)
 
 
 def _missed(outcome: Outcome) -> set[str]:

@@ -22,6 +22,7 @@ from roles.runtime.small_http import Answered, Asked, SmallHttpServer
 
 CONNECTIONS_MAX: Final = 64
 """A tab has one for a moment each second."""
+QUERY_CHARS_MAX: Final = 200
 ASKED_BY: Final = "x-tenuto-page"
 JSON: Final = "application/json"
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -131,7 +132,7 @@ class PageServer:
 
 def _after(query: str, key: str = "after") -> int:
     """A whole number in a query; 0 where it has none."""
-    text = parse_qs(query, max_num_fields=8).get(key, [""])[-1] if len(query) < 200 else ""
+    text = parse_qs(query).get(key, [""])[-1] if len(query) < QUERY_CHARS_MAX else ""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else 0
 
 

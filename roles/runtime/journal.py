@@ -5,7 +5,7 @@ fresh core they give the same actions, or a bug. Each event is one MessagePack v
 
     [now_ms, kind, peer, late_ms, message or reason, [[peer, message], …]]
 
-with messages as the wire has them (`fabric/codec.py`); the first value of a file says what core it was. A file that
+with messages as the wire has them (`fabric/codec.py`), empty where one cannot be sent; the first value of a file says what core it was. A file that
 reaches half of what the journal may take becomes `FILE.1`, in place of the one before it: a history can be replayed
 as long as its beginning is there.
 """
@@ -25,7 +25,7 @@ from typing import BinaryIO
 import msgpack
 
 from fabric.codec import checked, decode, encode
-from fabric.errors import ConfigError, FabricError
+from fabric.errors import ConfigError, FabricError, LocalProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Parcel
 from roles.runtime.core import Core, Heard, Lost, Send, Tick
@@ -55,7 +55,7 @@ def unpacked(header: bytes) -> AnyMessage:
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One event as it was recorded. `sent`: peer and packed message of each action."""
+    """One event as it was recorded. `sent`: peer and packed message of each action, empty where it could not be sent."""
 
     now_ms: float
     event: Event
@@ -92,7 +92,7 @@ class Journal:
         header = b""
         for action in actions:
             if action.message is not last:  # a directory goes to many
-                last, header = action.message, packed(action.message)
+                last, header = action.message, _said(action.message)
             sent.append((action.peer, header))
         match event:
             case Heard(peer, message, late_ms):
@@ -212,7 +212,7 @@ def replay(path: Path, core_from: Callable[[bytes], MessageCore]) -> Replay:
             sent = core.handle(entry.event, entry.now_ms)
         except Exception:  # noqa: BLE001  what a core raises is a defect, and this is how it is looked at
             return Replay(events, actions, None, is_cut=False, defect=traceback.format_exc())
-        played = [(send.peer, packed(send.message)) for send in sent]
+        played = [(send.peer, _said(send.message)) for send in sent]
         for recorded, replayed in zip_longest(entry.sent, played):
             if recorded != replayed:
                 found = Difference(events, entry.now_ms, str(entry.event), _shown(recorded), _shown(replayed))
@@ -288,7 +288,18 @@ def _entry(value: object) -> Entry:
 
 
 def _shown(sent: tuple[PeerId, bytes] | None) -> str | None:
-    return None if sent is None else f"to {sent[0]}: {unpacked(sent[1])}"
+    if sent is None:
+        return None
+    peer, header = sent
+    return f"to {peer}: {unpacked(header) if header else 'a message that could not be sent'}"
+
+
+def _said(message: AnyMessage) -> bytes:
+    """As the wire has it; empty: it cannot be sent. Its shell says so, and goes on."""
+    try:
+        return packed(message)
+    except LocalProtocolError:
+        return b""
 
 
 def kept_aside(path: Path) -> Path:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from pathlib import Path
 from fabric.errors import ConfigError, FabricError
 from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
 
-LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "default.yaml"
+LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
+_OURS = re.compile(r"(up|page|(scheduler|frontend|gateway|node|worker)-.+)\.")
+"""How names of our files begin: after the role that writes them. Whatever else is there is somebody else's."""
 UP_SOCKET = "up.control"
 """Where `tenuto up` is asked for changes of its processes."""
 
@@ -105,6 +108,8 @@ def is_claimed(run_dir: Path) -> bool:
 def sweep(run_dir: Path) -> None:
     """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on."""
     for path in run_dir.iterdir():
+        if not _OURS.match(path.name):
+            continue
         if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
             path.unlink(missing_ok=True)
         elif stat.S_ISSOCK(path.lstat().st_mode):

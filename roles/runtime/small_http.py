@@ -7,6 +7,7 @@ are served at once, and one more closes the oldest. So a client that says nothin
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Answered:
     content_type: str = PLAIN
     headers: Sequence[tuple[str, str]] = field(default=())
 
+
+log = logging.getLogger("tenuto")
 
 Answer = Callable[[Asked], Awaitable[Answered]]
 
@@ -131,7 +134,11 @@ class SmallHttpServer:
     async def _answered(self, asked: Asked) -> Answered:
         if asked.method not in ("GET", "HEAD", ""):
             return Answered(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n", headers=[("Allow", "GET, HEAD")])
-        return await self._answer(asked)
+        try:
+            return await self._answer(asked)
+        except Exception:  # a defect in one answer is told, and ends no page
+            log.exception("page_failed path=%r", asked.path[:200])
+            return Answered(HTTPStatus.INTERNAL_SERVER_ERROR, b"this page failed\n")
 
 
 def _read(head: bytes) -> Asked:

@@ -263,6 +263,7 @@ class SchedulerCore:
             message.span_ms,
             now_ms - late_ms + message.ready_in_ms,
             message.slack_ms,
+            message.priority,
         )
         actions = self._batches.arrive_unserved(model_id, run, now_ms)
         self._look_ahead()
@@ -312,6 +313,8 @@ class SchedulerCore:
     ) -> Sequence[Send]:
         del peer, late_ms
         assert self._rehearsing is not None, "it asked"
+        self._counters.rehearsals += 1
+        self._counters.rehearsals_failed += bool(message.reason)
         self._rehearsing.rehearsed(rehearsed_of(message), now_ms)
         return _NOTHING
 

@@ -16,4 +16,6 @@ class Counters:
     requests_returned: float = 0.0
     batches_sent: float = 0.0
     batches_lost: float = 0.0
+    rehearsals: float = 0.0
+    rehearsals_failed: float = 0.0
     guard_ms: float = 0.0

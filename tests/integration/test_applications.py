@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 from fabric.client import BlockingClient, Client, RunResult
+from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput, RequestError
+from fabric.link import NamedTensor
+from roles.applications.served import GlueSpec
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.frontend.graphs.glue import GlueRunner
 from tests.integration.proc import processes_naming
 from tests.models.glue import BOXES, CROP, SIDE
 
@@ -207,3 +212,27 @@ def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
         assert isinstance(answer, RunResult), answer
         assert (len(answer.outputs["cars"]), len(answer.outputs["people"])) == (2, 2)
         check_ledger(answer)
+
+
+def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with a `fabric.py` or `roles/` is a common one: two well-known tools look for them."""
+    for name in ("fabric", "roles", "policies"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not yours')\n")
+    (tmp_path / "own.py").write_text(
+        "class Own:\n    def split(self, outputs, request):\n        return [outputs]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    came: queue.Queue[tuple[int, object]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 30_000.0)}, came.put, clock, 1 << 20)
+    try:
+        x = [NamedTensor("x", np.arange(3))]
+        runner.start(7, "two", [("one", [x])], x, clock.now_ms() + 30_000.0)
+        number, made = came.get(timeout=60)
+        assert number == 7
+        assert isinstance(made, Sequence), made
+        assert [[one.name for one in item] for item in made] == [["x"]]
+    finally:
+        runner.close()

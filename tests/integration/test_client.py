@@ -247,7 +247,11 @@ def test_what_this_side_can_tell_is_raised_at_once(frontend: Frontend) -> None:
     async def run() -> None:
         options = ClientOptions(pending_max=2, payload_bytes_max=1_000)
         async with Client(frontend.address, options) as client:
-            wrong: list[dict[str, Any]] = [
+            wrong: list[Any] = [
+                np.zeros(3),
+                [("x", [1])],
+                None,
+                {1: [1]},
                 {"x": [object()]},
                 {"x": [[1], [2, 3]]},
                 {"x": "text"},
@@ -256,9 +260,18 @@ def test_what_this_side_can_tell_is_raised_at_once(frontend: Frontend) -> None:
             for inputs in wrong:
                 with pytest.raises(InvalidInput):
                     client.submit("echo", inputs)
-            for budget_ms in (float("nan"), float("inf"), -1.0):
-                with pytest.raises(InvalidInput):
+            budgets: list[Any] = [float("nan"), float("inf"), -1.0, "50", [50], np.zeros(2)]
+            for budget_ms in budgets:
+                with pytest.raises(InvalidInput, match="must be a number up to"):
                     client.submit("echo", {"x": [1]}, budget_ms)
+            priorities: list[Any] = [-1, 10, 3.0, 3.5, "3", np.zeros(2)]
+            for priority in priorities:
+                with pytest.raises(InvalidInput, match="priorities go from 0 to 9"):
+                    client.submit("echo", {"x": [1]}, priority=priority)
+            models: list[Any] = [None, 3, b"echo"]
+            for model in models:
+                with pytest.raises(InvalidInput, match="must be a name"):
+                    client.submit(model, {"x": [1]})
             with pytest.raises(TooLarge):
                 client.submit("echo", {"x": np.zeros(1_001, np.uint8)})
             futures = [client.submit("never", {"x": [1]}) for _ in range(2)]
@@ -267,7 +280,8 @@ def test_what_this_side_can_tell_is_raised_at_once(frontend: Frontend) -> None:
             for future in futures:
                 future.cancel()
             await asyncio.sleep(0)
-            assert await client.infer("echo", {"x": np.float32(2)}, np.float64(500)) is not None
+            numpys: Any = np.int8(3)
+            assert await client.infer("echo", {"x": np.float32(2)}, np.float64(500), numpys) is not None
 
     asyncio.run(run())
 
@@ -322,6 +336,13 @@ def test_nobody_there_is_said_within_the_connect_timeout() -> None:
         BlockingClient("tcp://127.0.0.1:9", QUICK),
     ):
         pass
+
+
+def test_no_address_at_all_is_a_config_error() -> None:
+    nothing: list[Any] = [[], (), [None], [5555]]
+    for addresses in nothing:
+        with pytest.raises(ConfigError, match="no addresses of frontends"):
+            Client(addresses)
 
 
 def test_an_address_that_is_none_is_a_config_error() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -222,6 +223,7 @@ def test_all_that_a_browser_loads_is_here_and_may_load_nothing_from_elsewhere(
         ("/feed", {"Host": "[::1]:9000"}, 200),
         ("/feed?after=" + "9" * 4_000, {}, 200),
         ("/feed?after=-1", {}, 200),
+        ("/feed?" + "&".join("abcdefghijklmnop") + "&after=1", {}, 200),
         ("/why?model=fast", {}, 403),
         ("/what-if?gpus=1", {}, 403),
         ("/answer?number=1", {}, 403),
@@ -291,9 +293,11 @@ def test_a_page_of_a_cluster_that_is_gone_says_so() -> None:
         "127.0.0.1:0",
     ]
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
+                assert process.stderr is not None
+                assert "no cluster runs in" in process.stderr.readline()
                 url = process.stdout.readline().strip()
                 served = TemporaryCluster({"page": [url]}, run_dir, process.pid)
                 until(lambda: "no cluster runs in" in feed(served)["trouble"], 30_000.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ def test_a_model_moves_under_load_and_the_others_do_not_notice_a_dead_shard(
         assert where(cluster, "m0") == [3]
         until(lambda: len(fates.of["m0"]) > asked + 20, what="answers of the new shard")
     assert {model: fates.refused(model) for model in rates} == {model: [] for model in rates}
+
+    def what_if(*options: str) -> subprocess.CompletedProcess[str]:
+        return tenuto("what-if", *options, "--json", *run_dir, cwd=cluster.run_dir)
+
+    played = what_if("--rate", "m3=2")
+    assert played.returncode == 0, played.stderr
+    assert set(json.loads(played.stdout)["models"]) == {"m0", "m3", "m7"}, "what its shard plans for"
+    for options in (("--rate", "m3=2", "--slo", "m1=90"), ("--gpus", "1")):
+        refused = what_if(*options)
+        assert (refused.returncode, "shard" in refused.stderr) == (1, True), refused.stderr
 
     again = tenuto("models", "move", "m0", "--to", "3", *run_dir, cwd=cluster.run_dir)
     assert again.returncode == 0, "it is there already"

@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from deploy.ssh.on_host.place import Place
-from deploy.ssh.on_host.system import Refused, quoted, run, until, write_whole
+from deploy.ssh.on_host.system import Refused, quoted, run, say, until, write_whole
 
 STOP_LIMIT_S = 30
 ASK_LIMIT_S = 20
+NO_CRONTAB = ("no crontab for", "No such file")
+"""How cron's kinds say that a user has none."""
 
 
 class Manager(ABC):
@@ -280,11 +282,25 @@ def systemctl(*words: str, check: bool = True) -> str:
 
 
 def crontab(add: str = "", remove: str = "") -> None:
-    """A line of this user's table, where there is one."""
+    """A line of this user's table. One that cannot be read is left as it is: what is written replaces all of it."""
     if shutil.which("crontab") is None:
         return
-    lines = run(["crontab", "-l"], ASK_LIMIT_S, check=False).splitlines()
-    lines = [line for line in lines if "no crontab for" not in line]
+    try:
+        asked = subprocess.run(
+            ["crontab", "-l"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ASK_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        say("cannot read the crontab, so roles do not start with the host")
+        return
+    if asked.returncode and not any(text in asked.stderr for text in NO_CRONTAB):
+        say(f"cannot read the crontab, so roles do not start with the host: {asked.stderr.strip()[-200:]}")
+        return
+    lines = asked.stdout.splitlines()
     wanted = [line for line in lines if not (remove and remove in line)]
     if add and add not in wanted:
         wanted.append(add)

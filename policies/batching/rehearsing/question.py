@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from policies.batching.base import NEVER_MS, BatchModel, BatchSlice
 
 BLOCK_MS = 125.0
@@ -42,8 +44,7 @@ VARIANTS: Final = (
 )
 
 
-@dataclass(slots=True, frozen=True)
-class Arrival:
+class Arrival(Struct, frozen=True, gc=False):  # thousands are made in one turn of the scheduler's loop
     """A run of requests, so long after the beginning of the rehearsal; `model` is an index."""
 
     at_ms: float

@@ -33,6 +33,7 @@ _SELDOMER = 1.5
 BACK_MS = 2500.0  # so far back arrivals are played, or …
 RUNS_MAX = 8192  # … so many runs of them: what a rehearsal costs is bounded by this, at any rate
 HOSTED_MAX = 20_000  # models on slices: more take longer to describe than to play
+RUN_TIMES_MAX = 250_000  # of all that slices host differently: 2 MB of a message, which takes the process some 10 ms to write
 SETTLING_SLOS = 2.0  # of the longest: so long queues take to fill that begin empty
 BLOCKS_MIN = 2  # fewer are not worth a rehearsal
 HOPELESS_EVERY = 4  # rehearsals: so often a variant is tried that was much worse
@@ -74,8 +75,9 @@ class Rehearsals:
                 self.due_at_ms = now_ms + EVERY_MS
 
     def note(self, model_id: ModelId, run: RequestRun, now_ms: float) -> None:
-        """A run arrived, and is taken on."""
-        self._heard.append((now_ms, model_id, run.count, run.deadline_at_ms - now_ms, run.span_ms))
+        """A run arrived, and is taken on. Of its budget all may have gone by on the way."""
+        budget_ms = max(0.0, run.deadline_at_ms - now_ms)
+        self._heard.append((now_ms, model_id, run.count, budget_ms, run.span_ms))
 
     def question(
         self,
@@ -101,7 +103,7 @@ class Rehearsals:
         if blocks < BLOCKS_MIN:
             return None
         given = slices()
-        if sum(len(slice_.hosted) for slice_ in given) > HOSTED_MAX:
+        if not _can_be_told(given):
             return None
         index_of = {one.model.model_id: index for index, one in enumerate(models)}
         arrivals = tuple(
@@ -139,3 +141,11 @@ class Rehearsals:
         is_other = self._current != before
         self._every_ms = EVERY_MS if is_other else min(EVERY_MS_MAX, _SELDOMER * self._every_ms)
         return is_other
+
+
+def _can_be_told(slices: Sequence[BatchSlice]) -> bool:
+    """Whether a question about them takes no longer to describe than it is worth. What several host alike is told once."""
+    if sum(len(slice_.hosted) for slice_ in slices) > HOSTED_MAX:
+        return False
+    kinds = {id(slice_.hosted): slice_.hosted for slice_ in slices}.values()
+    return sum(len(one.exec_ms) + len(one.interval_ms) for hosted in kinds for one in hosted) <= RUN_TIMES_MAX

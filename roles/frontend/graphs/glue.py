@@ -32,7 +32,7 @@ from roles.frontend.graphs.edges import Answers, checked_count
 from roles.runtime.message_pipe import Ended, MessagePipe, TooSlow
 from roles.runtime.process import child_environment, end_by_force
 
-COMMAND: Final = (sys.executable, "-m", "roles.frontend.graphs.glue_process")
+COMMAND: Final = (sys.executable, "-P", "-m", "roles.frontend.graphs.glue_process")
 JOBS_MAX: Final = 256
 """Of one application that wait or run; a quarter of a second of work at a millisecond each."""
 START_LIMIT_MS: Final = 60_000.0  # to import what users import

@@ -1,4 +1,4 @@
-"""The process that runs a user's glue: ``python -m roles.frontend.graphs.glue_process BYTES_MAX STAGE=MODULE:CLASS …``.
+"""The process that runs a user's glue: ``python -P -m roles.frontend.graphs.glue_process BYTES_MAX STAGE=MODULE:CLASS …``.
 
 Questions come on stdin, answers go where stdout was at the start; what a user's code prints goes to stderr. A class of glue is made
 without arguments and has `split` where its stage comes after one stage or none, `join` where it comes after several:
@@ -16,6 +16,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,7 @@ def _kind(given: object) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path.cwd()))  # users' modules, behind our own, as for a worker
     try:
         main()
     except FabricError as error:

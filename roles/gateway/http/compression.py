@@ -22,7 +22,7 @@ class Decoder:
     def __init__(self, encoding: str, bytes_max: int) -> None:
         window = _WINDOW.get(encoding)
         if window is None:
-            raise Unsupported(f"Content-Encoding {encoding!r:.40}; there are gzip and deflate")
+            raise Unsupported(f"Content-Encoding {encoding!r:.40} cannot be read; there are gzip and deflate")
         self._stream = zlib.decompressobj(window)
         self._left = bytes_max
 

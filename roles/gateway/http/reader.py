@@ -201,7 +201,7 @@ class HttpReader:
         expected = self._headers.get("expect")
         if expected is not None:
             if expected.lower() != "100-continue":
-                raise Unsupported(f"Expect: {expected:.60}")
+                raise Unsupported(f"Expect: {expected:.60} is not known; there is 100-continue")
             self._events.append(ContinueWanted())
         if has_body and self._parser.should_upgrade():
             raise Unsupported("Upgrade with a body: the request cannot be read then")

@@ -106,7 +106,7 @@ def _v2(parts: Sequence[str]) -> Route | None:
         case ["v2", "repository", "models", model, ("load" | "unload") as what]:
             return Route(what, model)
         case ["v2", extension, *_] if extension in _NOT_DONE:
-            raise Unsupported(f"the extension {extension!r} of the protocol")
+            raise Unsupported(f"the extension {extension!r} of the protocol is not served here")
     return None
 
 

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
-from fabric.errors import FabricError, Overloaded
+from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
+from fabric.ids import ModelId
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, failure_of
 from roles.gateway.http.limits import BodyBudget
@@ -73,10 +75,17 @@ class RpcService:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
-        """Of a message that there is no room for nothing is kept."""
+        """Of a message that there is no room for, or that is none, nothing is kept."""
         if not self._budget.take(len(raw)):
-            return Held(None, 0, self._budget)
-        return Held(parse(raw), len(raw), self._budget)
+            return Held(
+                Overloaded("the bodies of other requests take all the room there is"), 0, self._budget
+            )
+        try:
+            message = parse(raw)
+        except DecodeError as error:
+            self._budget.give_back(len(raw))
+            return Held(InvalidInput(f"the message cannot be read: {error!s:.200}"), 0, self._budget)
+        return Held(message, len(raw), self._budget)
 
     # ------------------------------------------------------------ inferences
 
@@ -199,7 +208,8 @@ class RpcService:
 
     async def _model_ready(self, request: Any) -> Any:
         check_version(request.name, request.version)
-        return {"ready": self._service.is_model_ready(await self._service.model_now(request.name))}
+        info = (await self._service.models()).get(ModelId(request.name))
+        return {"ready": info is not None and self._service.is_model_ready(info)}
 
     async def _server(self, request: Any) -> Any:
         del request
@@ -241,7 +251,7 @@ class RpcService:
 
 
 class Held:
-    """A message, and the bytes that it has of the budget for as long as anybody holds it."""
+    """A message, or why there is none, and the bytes that it has of the budget for as long as anybody holds it."""
 
     __slots__ = ("_budget", "_message", "_size")
 
@@ -252,15 +262,15 @@ class Held:
 
     @property
     def message(self) -> Any:
-        """Raises Overloaded where there was no room for it."""
-        if self._message is None:
-            raise Overloaded("the bodies of other requests take all the room there is")
+        """Raises Overloaded where there was no room for it, InvalidInput where it could not be read."""
+        if isinstance(self._message, RequestError):
+            raise self._message
         return self._message
 
     @property
     def request_id(self) -> str:
         """As the client wrote it, where that could be read."""
-        return "" if self._message is None else str(self._message.id)
+        return "" if isinstance(self._message, RequestError) else str(self._message.id)
 
     def __del__(self) -> None:
         self._budget.give_back(self._size)

@@ -87,6 +87,8 @@ class PipelineExecutor:
         self._spec: SliceSpec | None = None
         """The pipeline, or the gang; None: there is none."""
         self._models: dict[ModelId, ModelSpec] = {}
+        self._beside: dict[int, ModelId] = {}
+        """Models that the first stage loads beside what it serves, by the number of the load."""
         self._numbers = count(1)
         self._loads: dict[int, _Load] = {}
         self._done: list[ReplicaInfo] = []
@@ -127,6 +129,7 @@ class PipelineExecutor:
             self._gang.start(1)
             self._spec, self._watched = None, ()
             self._loads.clear()
+            self._beside.clear()
             self._under_way.clear()
         self._first.unload(slice_id)
 
@@ -134,7 +137,9 @@ class PipelineExecutor:
         """The first stage first."""
         assert self._spec is None or not self._spec.is_gang, "another model makes it another slice"
         if self._is_pipeline(spec.slice_id):
-            self._models |= {model.model_id: model for model in spec.models}
+            (model,) = spec.models
+            self._models[model.model_id] = model
+            self._beside[number] = model.model_id
         self._first.load_model(spec, number)
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
@@ -203,9 +208,12 @@ class PipelineExecutor:
                 for replica in replicas:
                     self._load_others(slice_id, replica, 0)
                 return self._settled()
-            case ModelLoaded(slice_id, number, replica) if replica is not None:
-                self._load_others(slice_id, replica, number)
-                return []
+            case ModelLoaded():
+                if self._beside.pop(event.number, None) is None:
+                    return []  # it was given up when the last step of it was done
+                if event.replica is None:
+                    return [event]
+                return self._load_others(event.slice_id, event.replica, event.number)
             case JobRan():
                 return self._left_first(event)
             case RunFailed(_, batch_id):
@@ -240,16 +248,18 @@ class PipelineExecutor:
         del self._under_way[ran.batch_id]
         return [left, RunFailed(ran.slice_id, ran.batch_id, reason)]
 
-    def _load_others(self, slice_id: SliceId, replica: ReplicaInfo, number: int) -> None:
+    def _load_others(self, slice_id: SliceId, replica: ReplicaInfo, number: int) -> list[ExecutorEvent]:
         """The first stage has the model: the others may know now where it is cut."""
         assert self._spec is not None, "it is a pipeline"
         model = replaced(self._models[replica.model_id], batch_size_max=replica.batch_size_max)
         spec = replaced(self._spec, models=(model,))
         part = self._parts[slice_id, replica.model_id]
         key = next(self._numbers)
-        self._loads[key] = _Load(replica, number)
+        load = self._loads[key] = _Load(replica, number)
         for stage in range(1, self._stages):
-            self._later.send(stage, LoadStage(spec, key, stage, part.first_layers, part.digest))
+            if not self._later.send(stage, LoadStage(spec, key, stage, part.first_layers, part.digest)):
+                return self._leave_out(slice_id, load, f"stage {stage} takes no more")
+        return []
 
     # ------------------------------------------------------------ the others
 
@@ -292,18 +302,23 @@ class PipelineExecutor:
         slice_id, model_id = self._spec.slice_id, load.replica.model_id
         failed = [one for _, one in sorted(load.stages.items()) if one.reason]
         if failed:
-            self._forget(slice_id, model_id)
-            self._first.unload_model(slice_id, model_id)
-            reason = f"stage {failed[0].stage}: {failed[0].reason}"
-            if load.number:
-                return [ModelLoaded(slice_id, load.number, None, reason)]
-            self._left_out.append(LeftOut(slice_id, model_id, reason))
-            return self._settled()
+            left_out = self._leave_out(slice_id, load, f"stage {failed[0].stage}: {failed[0].reason}")
+            return left_out or self._settled()
         replica = _of_all(load, self._models[model_id].slo_ms)
         if load.number:
             return [ModelLoaded(slice_id, load.number, replica)]
         self._done.append(replica)
         return self._settled()
+
+    def _leave_out(self, slice_id: SliceId, load: _Load, reason: str) -> list[ExecutorEvent]:
+        """A stage cannot have that model, so none needs it. Of the slice's own loads nothing is said before all are over."""
+        model_id = load.replica.model_id
+        self._forget(slice_id, model_id)
+        self._first.unload_model(slice_id, model_id)
+        if load.number:
+            return [ModelLoaded(slice_id, load.number, None, reason)]
+        self._left_out.append(LeftOut(slice_id, model_id, reason))
+        return []
 
     def _settled(self) -> list[ExecutorEvent]:
         """The slice is loaded when nothing of it is being loaded any more."""
@@ -317,6 +332,7 @@ class PipelineExecutor:
     def _forget(self, slice_id: SliceId, model_id: ModelId) -> None:
         """In the later stages."""
         self._models.pop(model_id, None)
+        self._beside = {number: one for number, one in self._beside.items() if one != model_id}
         self._loads = {key: one for key, one in self._loads.items() if one.replica.model_id != model_id}
         for stage in range(1, self._stages):
             self._later.send(stage, UnloadStage(slice_id, model_id))

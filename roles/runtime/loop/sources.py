@@ -124,16 +124,23 @@ class LinkSource(SourceOver, Generic[EventT]):
         self._link = link
         self._translate = translate
         self._lost = lost
+        self.backlog_ms = 0.0
+        """How long the link has not been empty, as of the last `take`: what it gave last came no longer ago than that."""
+        self._full_at_ms: float | None = None
 
-    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:  # noqa: ARG002  a Source's signature
+    def take(self, limit: int, now_ms: float) -> Sequence[EventT]:
         """The peers that are gone, then what at most `limit` messages say."""
         translate, lost = self._translate, self._lost
+        self.backlog_ms = 0.0 if self._full_at_ms is None else now_ms - self._full_at_ms
         gone = self._link.take_lost()  # asked for in any case, or they would pile up
         # Before what has come: under a name that was gone that is of its next connection.
         events = [lost(peer) for peer in gone] if lost is not None else []
-        events += [
-            event for received in self._link.receive(limit) if (event := translate(received)) is not None
-        ]
+        came = self._link.receive(limit)
+        events += [event for received in came if (event := translate(received)) is not None]
+        if len(came) < limit or not self._link.has_more:
+            self._full_at_ms = None
+        elif self._full_at_ms is None:
+            self._full_at_ms = now_ms
         return events
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 from fabric.ids import ModelId
+from fabric.limits import DURATION_MAX_MS, SMALLEST_MS
 from fabric.messages import Done, ReplicaInfo
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
 from roles.scheduler.dispatch.corrections import SpeedCorrection, WayCorrection
@@ -108,6 +109,14 @@ def _hosted_model(
 ) -> HostedModel:
     speed = record.speeds.get(replica.model_id)
     factor = 1.0 if speed is None else speed.factor
-    exec_ms = replica.exec_ms if factor == 1.0 else tuple(ms * factor for ms in replica.exec_ms)
-    interval_ms = tuple(ms * factor for ms in replica.interval_ms)
+    exec_ms, interval_ms = _scaled(replica.exec_ms, factor), _scaled(replica.interval_ms, factor)
     return HostedModel(replica.model_id, exec_ms, *targets.get(replica.model_id, (None, 1.0)), interval_ms)
+
+
+def _scaled(times_ms: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    """Run times, which never fall, in the bounds of any message: whoever rehearses is told them again."""
+    if factor == 1.0 or not times_ms:
+        return times_ms
+    if times_ms[-1] * factor <= DURATION_MAX_MS and times_ms[0] * factor >= SMALLEST_MS:
+        return tuple(ms * factor for ms in times_ms)
+    return tuple(min(DURATION_MAX_MS, max(SMALLEST_MS, ms * factor)) for ms in times_ms)

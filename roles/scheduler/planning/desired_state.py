@@ -72,8 +72,7 @@ class Desired:
             case ModelsAdd(document=document):
                 return self._added(document)
             case ModelsRemove(model_ids=model_ids):
-                unknown = [model_id for model_id in model_ids if model_id not in self.model_ids]
-                return self._unknown(unknown[0]) if unknown else self.without(model_ids)
+                return self._removed(model_ids)
             case ModelSet():
                 return self._set(change)
             case DrainAsked():
@@ -86,6 +85,17 @@ class Desired:
             sections=tuple(section for section in self.sections if section["name"] not in model_ids),
             declared_rps={m: rate for m, rate in self.declared_rps.items() if m not in model_ids},
         )
+
+    def _removed(self, model_ids: Sequence[ModelId]) -> Desired | ChangeRefused:
+        unknown = [model_id for model_id in model_ids if model_id not in self.model_ids]
+        if unknown:
+            return self._unknown(unknown[0])
+        for application in self.rest.get("applications") or ():
+            for stage, section in application["stages"].items():
+                if section["model"] in model_ids:
+                    reason = f"stage {stage} of application {application['name']!r} asks {section['model']!r}"
+                    return ChangeRefused(INVALID_CONFIG, f"{reason}; applications change with the file")
+        return self.without(model_ids)
 
     def _added(self, document: str) -> Desired | ChangeRefused:
         try:

@@ -18,7 +18,7 @@ from fabric.messages import RehearsalAsked, RehearsalMade
 from roles.runtime.core import REHEARSER, Heard
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.message_pipe import Ended, MessagePipe, TooSlow
-from roles.runtime.process import child_environment, end_by_force
+from roles.runtime.process import child_environment, end_by_force, log
 
 LIMIT_S = 30.0  # a rehearsal takes a second of a core; idle priority may have to wait for one
 REHEARSAL_COMMAND = (sys.executable, "-m", "roles.scheduler.rehearsing.rehearsal_process")
@@ -86,11 +86,11 @@ class RehearsalLauncher(Mailbox[Heard]):
         end_by_force(child)
 
     def _exchange(self, child: subprocess.Popen[bytes], asked: RehearsalAsked) -> None:  # on the thread
-        made = _none(asked, "the rehearser could not be heard")
+        made: Heard | None = None
         try:
             made = self._answer(child, asked)
         finally:  # whatever happened: the core waits for it
-            self.post(made)
+            self.post(made or _none(asked, "the rehearser could not be heard"))
 
     def _answer(self, child: subprocess.Popen[bytes], asked: RehearsalAsked) -> Heard:
         assert child.stdin is not None and child.stdout is not None, "asked for pipes"  # noqa: PT018
@@ -111,4 +111,5 @@ class RehearsalLauncher(Mailbox[Heard]):
 
 
 def _none(asked: RehearsalAsked, reason: str) -> Heard:
+    log.warning("rehearsal_failed number=%d reason=%r", asked.number, reason)
     return Heard(REHEARSER, RehearsalMade(asked.number, reason=reason))

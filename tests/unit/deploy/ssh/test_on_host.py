@@ -16,7 +16,7 @@ from deploy.ssh.connection import HostConnection
 from deploy.ssh.facts import facts_from
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.looking import facts, port_holder
-from deploy.ssh.on_host.managers import supervisor_conf, supervisor_unit, systemd_unit
+from deploy.ssh.on_host.managers import crontab, supervisor_conf, supervisor_unit, systemd_unit
 from deploy.ssh.on_host.place import Place, file_system
 from deploy.ssh.on_host.system import MARK, Refused, sha256
 from fabric.errors import ConfigError, FabricError, PeerLost
@@ -210,6 +210,29 @@ def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(
         carried_config(source, {"a": "10.0.0.1"})
 
 
+def test_the_module_of_an_applications_glue_is_carried_too(tmp_path: Path) -> None:
+    (tmp_path / "shop_glue").mkdir()
+    (tmp_path / "shop_glue/__init__.py").write_text("class Crops: ...\n")
+    glue = {"python": "shop_glue:Crops"}
+    stages = {"one": {"model": "m"}, "two": {"model": "m", "after": "one", "glue": glue}}
+    document: dict[str, Any] = {
+        "models": [{"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}],
+        "applications": [{"name": "shop", "slo_ms": 90, "stages": stages}],
+        "cluster": {"nodes": [{"host": "a", "device": "cpu"}], "addresses": {"a": "127.0.0.1"}},
+    }
+    source = Source(tmp_path / "c.yaml", document, parse_config(document, tmp_path))
+    carried = carried_config(source, {"a": "10.0.0.1"})
+    assert carried.files["shop_glue/__init__.py"] == tmp_path / "shop_glue/__init__.py"
+    (tmp_path / "shop_glue/__init__.py").write_text("class Crops: pass\n")
+    changed = carried_config(source, {"a": "10.0.0.1"})
+    assert changed.name != carried.name
+    differ = {role for role, view in changed.views.items() if view != carried.views[role]}
+    assert differ == {"frontend-0"}, "nobody else runs it"
+    glue["python"] = "no_such_module:Crops"
+    with pytest.raises(ConfigError, match=r"shop\.two: there is no module no_such_module"):
+        carried_config(source, {"a": "10.0.0.1"})
+
+
 def test_the_code_for_hosts_needs_nothing_but_python() -> None:
     """Isolated, from a folder without ours and without site-packages."""
     code = connection._package()
@@ -227,3 +250,33 @@ def test_the_code_for_hosts_needs_nothing_but_python() -> None:
         check=False,
     )
     assert done.stdout.startswith(b"/proc/self/fd/"), done.stderr
+
+
+CRON = """#!/bin/sh
+if [ "$1" = - ]; then cat > "$0.table"; exit; fi
+{listed}
+"""
+
+
+@pytest.mark.parametrize(
+    ("listed", "written"),
+    [
+        ("echo '5 4 * * * backup'", "5 4 * * * backup\n@reboot boot.sh\n"),
+        ("echo 'no crontab for me' >&2; exit 1", "@reboot boot.sh\n"),
+        ("echo \"crontab: can't open 'me': No such file or directory\" >&2; exit 1", "@reboot boot.sh\n"),
+        ("echo 'You are not allowed to use this program' >&2; exit 1", None),
+        ("echo 'cannot read: Input/output error' >&2; exit 1", None),
+        ("kill -9 $$", None),
+    ],
+    ids=["others", "none", "none of busybox", "not allowed", "broken disk", "killed"],
+)
+def test_a_crontab_that_cannot_be_read_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, written: str | None
+) -> None:
+    program = tmp_path / "crontab"
+    program.write_text(CRON.format(listed=listed), encoding="ascii")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    crontab(add="@reboot boot.sh")
+    table = tmp_path / "crontab.table"
+    assert (table.read_text(encoding="ascii") if table.exists() else None) == written

@@ -271,6 +271,26 @@ def test_a_host_more_starts_nothing_again_but_the_schedulers_the_standby_first()
     assert stage.plan().steps == ()
 
 
+def test_another_application_starts_frontends_again_and_no_agent() -> None:
+    """They read it at their start; of models they hear from the scheduler."""
+    application: dict[str, Any] = {"name": "shop", "slo_ms": 90, "stages": {"one": {"model": "m"}}}
+    stage = Stage(applications=[application])
+    stage.done(stage.plan())
+    changes: list[dict[str, Any]] = [
+        {"applications": [{**application, "slo_ms": 80}]},
+        {"graph_deadlines": "equal"},
+        {"seed": 7},
+        {"applications": []},
+        {"applications": [application]},
+    ]
+    for changed in changes:
+        stage.document = {**stage.document, **changed}
+        started = {step.detail for step in stage.plan().steps if step.what == "start"}
+        again = "starts again: another configuration"
+        assert started == {f"{role} {again}" for role in ("scheduler-0", "frontend-0", "frontend-1")}, changed
+        stage.done(stage.plan())
+
+
 def test_a_host_less_is_drained_first_ended_when_nobody_asks_for_it_and_then_forgotten() -> None:
     stage = Stage()
     stage.done(stage.plan())

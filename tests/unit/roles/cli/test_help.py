@@ -20,6 +20,20 @@ def groups(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
             yield from groups(command, *path, name)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("staus",), "No such command 'staus'; did you mean status?"),
+        (("models", "lst"), "No such command 'lst'; did you mean list?"),
+        (("models", "zzz"), "No such command 'zzz'; there is add, list, move, remove, set"),
+    ],
+)
+def test_a_command_that_is_none_has_the_closest_one_beside_it(words: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(tenuto, list(words))
+    assert result.exit_code == 2
+    assert said in result.output
+
+
 @pytest.mark.parametrize("path", list(groups(tenuto)), ids=" ".join)
 def test_no_line_of_a_list_of_commands_is_cut(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(tenuto, [*path, "--help"], terminal_width=80)

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, FabricError
 from fabric.policy_options import Number
 from policies.batching.registry import DISCIPLINES
 from policies.placement import PLACEMENTS
@@ -157,6 +157,7 @@ LONG = "x" * 400
         model(name=LONG),
         model(slo_ms=LONG),
         model(arrival={"process": LONG}),
+        model(loader={"python": LONG}),
         model(profile={"ref": LONG}),
         model(profile={"table": {LONG: 1}}),
         {**FILE, "batching": LONG},
@@ -248,6 +249,27 @@ def test_a_file_to_be_written_is_asked_about_before_the_work() -> None:
         for option in command.params:
             if option.name in written:
                 assert isinstance(option.type, OutputPath), (name, option.name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "--duration", "1", "--trace"),
+        ("simulate", "--duration", "1", "--plot"),
+        ("plan", "--plot"),
+        ("compare", "--duration", "1", "--placements", "symphony", "--workers", "1", "--plot"),
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+@pytest.mark.parametrize("path", ["/dev/full", "/proc/tenuto"])
+def test_a_file_that_only_seems_writable_is_one_line_and_no_defect(
+    tmp_path: Path, words: tuple[str, ...], path: str
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(model(rate_rps=10)), encoding="utf-8")
+    result = CliRunner().invoke(ALL[words[0]], [str(file), *words[1:], path])
+    assert isinstance(result.exception, FabricError), result.output
+    assert str(result.exception).startswith(f"{path} cannot be written: ")
 
 
 def test_a_folder_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:

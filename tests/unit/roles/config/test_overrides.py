@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,6 +153,23 @@ def test_simulate_plays_a_recording_instead_of_the_files_arrivals(file: Path, tm
     assert {name: one["offered"] for name, one in done["models"].items()} == {"a": 10, "a.b": 0}
 
 
+def test_requests_of_applications_are_in_a_recording_as_their_models(tmp_path: Path) -> None:
+    a, b = DOCUMENT["models"]
+    application = {"name": "shop", "slo_ms": 90, "rate_rps": 50, "stages": {"one": {"model": "a"}}}
+    document = {
+        **DOCUMENT,
+        "models": [{"name": "a", "profile": a["profile"]}, b],
+        "applications": [application],
+    }
+    path, trace = tmp_path / "c.json", tmp_path / "trace.csv"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    trace.write_text("at_ms,model\n" + "".join(f"{at_ms},a\n" for at_ms in range(0, 1_000, 100)))
+    usual = ("simulate", path, "--duration", "1", "--warmup", "0", "--json", "--arrivals", trace)
+    done = json.loads(run(*usual).stdout)
+    assert {name: one["offered"] for name, one in done["models"].items()} == {"a": 10, "a.b": 0}
+    assert done["applications"]["shop"]["offered"] == 0
+
+
 @pytest.mark.parametrize("option", [("--slo", "x=1"), ("--slo", "a=x"), ("--rate", "-1"), ("--set", "seed")])
 def test_a_flag_that_makes_no_sense_is_refused(file: Path, option: tuple[str, str]) -> None:
     done = CliRunner().invoke(tenuto, ["simulate", str(file), *option])
@@ -162,3 +180,17 @@ def test_a_flag_that_makes_no_sense_is_refused(file: Path, option: tuple[str, st
 def test_an_environment_without_it_changes_nothing(file: Path) -> None:
     assert of_environment({}) == []
     assert config_origins(load_config(file))
+
+
+@pytest.mark.parametrize("nodes", [3, {"host": "a"}, "a", [[]], None, []])
+@pytest.mark.parametrize("rate", [10**400, float("nan"), "a", [1], -1, True])
+def test_a_flag_beside_a_file_that_is_wrong_is_no_defect(tmp_path: Path, nodes: Any, rate: Any) -> None:
+    document = {
+        "models": [{**DOCUMENT["models"][0], "rate_rps": rate}, *DOCUMENT["models"], 3],
+        "cluster": {"nodes": nodes},
+    }
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    for option in (("--gpus", "2"), ("--rate", "5"), ("--slo", "5"), ("--rate", "a=5")):
+        with pytest.raises(ConfigError):
+            run("config", "show", path, *option)

@@ -26,6 +26,7 @@ from fabric.messages import (
     TensorInfo,
     TensorSpec,
     Withdraw,
+    replaced,
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
@@ -303,6 +304,21 @@ def test_pending_requests_and_their_bytes_are_bounded() -> None:
     core = linked_core(settings=frontend_settings(pending_bytes_max=300))
     core.handle(asked(1), 0.0)
     assert refusals(core.handle(asked(2), 0.0)) == [(2, "Overloaded")]
+
+
+def test_a_frontend_that_is_behind_refuses_what_waited_too_long_to_be_read() -> None:
+    """Of 100 ms, or of the budget asked for: who has more time may wait longer."""
+    core = linked_core()
+
+    def behind(number: int, backlog_ms: float, budget_ms: float | None = None) -> Sequence[FrontendAction]:
+        return core.handle(replaced(asked(number, budget_ms=budget_ms), backlog_ms=backlog_ms), 0.0)
+
+    assert refusals(behind(1, 29.0)) == []
+    [refusal] = of_type(Refusal, [reply.message for reply in of_type(Reply, behind(2, 31.0))])
+    assert (refusal.request_no, refusal.code, refusal.retry_after_ms) == (2, "Overloaded", 100.0)
+    assert "31 ms behind" in refusal.reason
+    assert refusals(behind(3, 31.0, budget_ms=200.0)) == []
+    assert core.counters["accepted"] == 2
 
 
 @pytest.mark.parametrize("limits", [{"pending_max": 10}, {"pending_bytes_max": 10 * 256}])

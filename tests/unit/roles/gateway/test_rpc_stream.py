@@ -11,7 +11,7 @@ import pytest
 
 from fabric.client import Client
 from fabric.clock import MonotonicClock
-from fabric.errors import Overloaded
+from fabric.errors import InvalidInput, Overloaded
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import message_class
@@ -108,6 +108,16 @@ def test_messages_share_the_budget_of_all_bodies_and_give_it_back() -> None:
     del first
     assert budget.used == 0
     assert held(budget, model_name="m", id="x" * 60).message.id == "x" * 60
+
+
+def test_what_is_no_message_holds_nothing_of_the_budget_and_is_refused() -> None:
+    budget = BodyBudget(100)
+    for _ in range(10):
+        none = RpcService._read(service(budget), Asked.FromString, b"\xff" * 60)
+        with pytest.raises(InvalidInput, match="cannot be read"):
+            assert none.message
+        assert none.request_id == ""
+        assert budget.used == 0
 
 
 def test_a_stream_over_the_budget_is_told_so_and_goes_on() -> None:

@@ -28,7 +28,7 @@ from roles.gpu_worker.events import (
     UnloadSlice,
     WorkerAction,
 )
-from roles.gpu_worker.executors.base import DeviceBroken, LoadFailed, ModelLoaded
+from roles.gpu_worker.executors.base import DeviceBroken, LoadFailed, ModelLoaded, RunFailed
 from roles.gpu_worker.model_changes import LOAD_LIMIT_MS
 from roles.gpu_worker.peer_checks import AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
@@ -40,6 +40,7 @@ from tests.worker_builders import (
     inputs,
     loaded,
     model_spec,
+    part,
     run_batch,
     sent,
     serving_core,
@@ -111,6 +112,15 @@ def test_a_model_less_takes_no_new_batch_and_is_unloaded_after_its_last() -> Non
     actions = core.handle(BatchRan(SLICE, BatchId(2), OUTPUTS, (), 7.0), 14.0)
     assert sent(Done, actions)[0].status == "ok"
     assert actions[-1] == UnloadModel(SLICE, ModelId("b"))
+
+
+def test_a_last_batch_that_fails_is_run_apart_though_its_model_is_wanted_no_more() -> None:
+    core = serving_core(hosting("a", "b"))
+    core.handle(run_batch(part((0, 2)), model_id="b"), 1.0)
+    core.handle(inputs(0, 1, model_id="b"), 1.0)
+    core.handle(host(hosting("a")), 2.0)
+    (again,) = actions_of(Execute, core.handle(RunFailed(SLICE, BatchId(1), "it raised"), 3.0))
+    assert [one.live_seqs for one in again.parts] == [(0,)]
 
 
 def test_a_load_that_fails_leaves_only_that_model_out() -> None:

@@ -39,11 +39,13 @@ from roles.gpu_worker.executors.base import (
     LoadFailed,
     RunExpired,
     RunFailed,
+    Shrunk,
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.runtime.process_events import StopAsked
 from tests.worker_builders import (
+    MODEL,
     SLICE,
     actions_of,
     host,
@@ -52,6 +54,7 @@ from tests.worker_builders import (
     part,
     run_batch,
     sent,
+    serving_core,
     slice_spec,
     worker_core,
     worker_directory,
@@ -259,6 +262,17 @@ def test_what_failed_in_a_later_stage_is_run_apart_while_the_first_has_another()
     assert [one.live_seqs for one in apart.parts] == [(1,)]
     actions = core.handle(BatchRan(SLICE, BatchId(1), Handle(6), (), 22.0), 60.0)
     assert [(one.status, one.ran) for one in sent(Done, actions)] == [("failed", 2)]
+
+
+def test_the_stage_with_the_least_memory_says_how_large_batches_may_be() -> None:
+    """Another one may say so at the same time, of a batch that was granted before."""
+    core = serving_core(slice_spec(models=[model_spec(exec_ms=range(6, 14))]))
+    told = []
+    for size in (3, 5, 3, 2):
+        told += sent(SliceReady, core.handle(Shrunk(SLICE, MODEL, size), 1.0))
+    found = [ready.replicas[0] for ready in told]
+    assert [one.batch_size_max for one in found] == [3, 2]
+    assert all(len(one.exec_ms) == one.batch_size_max for one in found)
 
 
 def test_nothing_new_starts_while_what_failed_is_run_apart_in_the_first_stage() -> None:

@@ -80,6 +80,29 @@ def test_a_healthy_play_of_a_minute_that_was_not_is_doubted() -> None:
     found = what_if(minute(20), Change(gpus=1), {A: 0.4, B: 0.0})
     assert found.doubt.startswith("In truth 40% of a were late or refused")
     assert what_if(minute(20), Change(gpus=1), {A: 0.01}).doubt == ""
+    assert what_if(minute(20), Change(gpus=1), {ModelId("of another plan"): 0.9}).doubt == ""
+
+
+def test_requests_of_applications_are_played_as_their_models() -> None:
+    """`a` has no SLO of its own: stages alone ask it."""
+    a, b = DOCUMENT["models"]
+    application = {
+        "name": "shop",
+        "slo_ms": 300,
+        "stages": {"one": {"model": "a"}, "two": {"model": "b", "after": "one"}},
+    }
+    document = {
+        **DOCUMENT,
+        "models": [{key: value for key, value in a.items() if key != "slo_ms"}, b],
+        "applications": [application],
+    }
+    config = parse_config(document, Path())
+    counts = {model_id: [number % 20 == 0 for number in range(2_000)] for model_id in (A, B)}
+    own = minute_from(config, settings_from(config), counts, BIN_MS)
+    for change in (Change(rates={A: 2.0}), Change(slos_ms={A: 30.0}), Change(gpus=1)):
+        found = what_if(own, change, {})
+        assert {name: one.offered for name, one in found.today.models.items()} == {"a": 100, "b": 100}
+    assert own.bad_rate(A) == own.without([B]).bad_rate(A) == 0.0
 
 
 def test_a_minute_without_requests_cannot_be_played() -> None:

@@ -73,6 +73,27 @@ def test_a_replay_of_the_same_core_is_the_same(tmp_path: Path) -> None:
     assert (played.events, played.actions, played.difference, played.is_cut) == (3, 3, None, False)
 
 
+class Clumsy(Echo):
+    """Says what no message may hold."""
+
+    def handle(self, event: Event, now_ms: float) -> Sequence[Send]:
+        return [*super().handle(event, now_ms), Send(PEER, Dropped(MODEL.model_id, (), "x" * 10_000, ""))]
+
+
+def test_what_cannot_be_sent_ends_neither_the_core_nor_its_journal(tmp_path: Path) -> None:
+    """The shell that would send it says so and goes on; a recorded core must not be worse off."""
+    journal = Journal(tmp_path / "j", b"echo")
+    core = Recorded(Clumsy(), journal)
+    for number in range(2):
+        assert len(core.handle(Heard(PEER, Ping(number)), float(number))) == 2
+    journal.close()
+    assert replay(tmp_path / "j", lambda _: Clumsy()) == Replay(2, 4, None, is_cut=False)
+    found = replay(tmp_path / "j", lambda _: Echo()).difference
+    assert found is not None
+    assert found.recorded == "to agent/1: a message that could not be sent"
+    assert found.replayed is None
+
+
 def test_every_event_is_read_as_it_was_taken(tmp_path: Path) -> None:
     events: list[Event] = [Heard(PEER, Ping(1), 0.25), Lost(PEER, "still für immer"), Tick()]
     journal = Journal(tmp_path / "j", b"echo")

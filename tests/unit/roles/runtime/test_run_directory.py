@@ -41,13 +41,34 @@ def test_a_directory_with_other_peoples_files_stays(tmp_path: Path) -> None:
     assert names(tmp_path / "run") == ["notes.txt"]
 
 
+def test_files_that_are_not_ours_stay_whatever_they_end_in(tmp_path: Path) -> None:
+    """A user may run a cluster in his project's folder."""
+    theirs = [
+        "uv.lock",
+        "default.yaml",
+        "terraform.plan",
+        "a.lease",
+        "notes.tmp",
+        "up",
+        "worker.tmp",
+        "node.json",
+    ]
+    for name in theirs:
+        (tmp_path / name).write_text("theirs")
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(tmp_path / "their.sock"))
+    with claim(tmp_path):
+        pass
+    assert names(tmp_path) == sorted([*theirs, "their.sock"])
+
+
 def test_what_dead_processes_left_is_swept_away(tmp_path: Path) -> None:
     write_run_file(tmp_path, RunFile("frontend-0", DEAD_PID, "x", {}))
     (tmp_path / "frontend-0.99.tmp").write_text("{")
-    (tmp_path / "x.control.lock").touch()
+    (tmp_path / "frontend-0.control.lock").touch()
     write_up_file(tmp_path, UpFile(DEAD_PID, is_ready=True, endpoints={}))
     with socket.socket(socket.AF_UNIX) as old:
-        old.bind(str(tmp_path / "x.control"))
+        old.bind(str(tmp_path / "frontend-0.control"))
     with claim(tmp_path):
         assert names(tmp_path) == ["up.lock"]
 
@@ -60,10 +81,10 @@ def test_a_recycled_pid_does_not_keep_a_run_file(tmp_path: Path) -> None:
 
 def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living:
-        living.bind(str(tmp_path / "x.control"))
+        living.bind(str(tmp_path / "frontend-0.control"))
         living.listen()
         with claim(tmp_path):
-            assert "x.control" in names(tmp_path)
+            assert "frontend-0.control" in names(tmp_path)
 
 
 def test_a_stale_lock_file_is_not_a_claim(tmp_path: Path) -> None:

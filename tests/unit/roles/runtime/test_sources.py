@@ -89,3 +89,19 @@ def test_a_peer_that_missed_what_it_had_to_hear_is_lost_and_begins_anew_with_its
     assert list(source.take(10, clock.at_ms)) == [Heard(PEER, Ping(7))], (
         "the core hears of it, whatever it says"
     )
+
+
+def test_a_source_knows_how_long_it_has_left_something_to_be_read() -> None:
+    clock = HandClock()
+    network = LoopbackNetwork(clock, random.Random(1))
+    own, peer = network.link(OWN), network.link(PEER)
+    source = LinkSource(own, lambda one: one.message)
+    backlogs_ms = []
+    for came, at_ms in ((5, 0.0), (0, 3.0), (0, 4.0), (2, 9.0), (3, 50.0), (0, 60.0), (3, 61.0)):
+        clock.at_ms = at_ms
+        for _ in range(came):
+            peer.send(OWN, StatusAsked())
+        source.take(2, at_ms)
+        backlogs_ms.append(source.backlog_ms)
+    # 3, 1 and 0 are left of the five; two at once are all there is; one is left of the three, and then nothing.
+    assert backlogs_ms == [0.0, 3.0, 4.0, 0.0, 0.0, 10.0, 0.0]

@@ -6,6 +6,9 @@ import random
 
 import pytest
 
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.limits import SMALLEST_MS, check
+from fabric.messages import ModelSpec, RehearsalReplica, ReplicaInfo, SliceSpec
 from roles.scheduler.dispatch.corrections import (
     FACTOR_MAX,
     FACTOR_MIN,
@@ -14,6 +17,9 @@ from roles.scheduler.dispatch.corrections import (
     SpeedCorrection,
     WayCorrection,
 )
+from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.fleet import Hosting, SliceRecord
+from roles.scheduler.settings import SchedulerSettings
 
 
 def test_a_slice_that_keeps_to_its_table_is_not_corrected() -> None:
@@ -55,6 +61,22 @@ def test_whatever_is_said_to_have_been_measured_a_run_time_stays_one(
     for _ in range(20_000):
         speed.observe(measured_ms, table_ms)
     assert FACTOR_MIN / 2 <= speed.factor <= FACTOR_MAX * 2
+
+
+@pytest.mark.parametrize("times", [1e-3, 0.5, 2.0, 1e6])
+def test_corrected_run_times_can_be_said_in_a_message(times: float) -> None:
+    """They are, in every rehearsal."""
+    replica = ReplicaInfo(ModelId("m"), 3, (SMALLEST_MS, 1.0, 1e9), interval_ms=(SMALLEST_MS, 0.5, 1e9))
+    record = SliceRecord(SliceSpec(SliceId("s"), 0, "emulated", None, ()), NodeId("n"), 0)
+    record.hosting = Hosting((replica,))
+    record.speeds[replica.model_id] = SpeedCorrection()
+    record.speeds[replica.model_id].factor = times
+    known = Estimates(SchedulerSettings((ModelSpec(replica.model_id, 50.0, 3),), ()))
+    (hosted,) = known.slice_(record, 0.0).hosted
+    check(RehearsalReplica(hosted.model_id, tuple(hosted.exec_ms), tuple(hosted.interval_ms)))
+    assert list(hosted.exec_ms) == sorted(hosted.exec_ms)
+    assert hosted.exec_ms[1] == times
+    assert min(hosted.interval_ms) > 0.0, "it is divided by"
 
 
 def test_a_configured_way_that_is_true_changes_nothing() -> None:

@@ -24,6 +24,7 @@ from fabric.messages import (
     SliceState,
     SliceStatus,
 )
+from policies.batching.base import RequestRun
 from policies.batching.registry import make_discipline
 from roles.runtime.core import Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
@@ -95,6 +96,23 @@ def test_a_request_waits_for_the_slice_that_starts_again_and_runs_there(batching
     granted = [run for grant in of_type(sends, Grant) for run in grant.runs]
     assert granted == [SeqRun(0, 2)]
     assert not dropped(sends)
+
+
+def test_what_waits_is_what_was_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all that the discipline goes by."""
+    core = core_that_lost_its_slice()
+    arrived: list[RequestRun] = []
+
+    def arrive(model_id: object, run: RequestRun, now_ms: float) -> Sequence[object]:
+        del model_id, now_ms
+        arrived.append(run)
+        return ()
+
+    monkeypatch.setattr(core._discipline, "arrive", arrive)
+    said = Arrivals(MODEL, 3, 2, 5_000.0, 0.5, 7.0, 2.0, priority=4)
+    hear(core, FRONTEND, said, 1_100.0)
+    ready(core, SECOND, 1_200.0)
+    assert arrived == [RequestRun(FrontendId(FRONTEND), 3, 2, 6_100.0, 1_100.0, 0.5, 1_107.0, 2.0, 4)]
 
 
 def test_one_whose_budget_ends_before_is_refused_at_once() -> None:

@@ -232,6 +232,22 @@ def test_a_stage_that_cannot_load_a_model_leaves_that_out_everywhere_and_the_oth
     ]
 
 
+def test_a_stage_that_takes_no_more_loads_leaves_those_models_out() -> None:
+    """Else the slice would load for ever."""
+    stage = Stage()
+    stage.executor.load(pipeline(MODEL, OTHER))
+    stage.later.is_full = True
+    (event,) = stage.hear(Loaded(SLICE, (replica(), replica(OTHER))))
+    assert isinstance(event, LoadFailed)
+    assert "stage 1 takes no more" in event.reason
+    stage = serving()
+    stage.executor.load_model(pipeline(OTHER), 7)
+    stage.later.is_full = True
+    reason = "stage 1 takes no more"
+    assert stage.hear(ModelLoaded(SLICE, 7, replica(OTHER))) == [ModelLoaded(SLICE, 7, None, reason)]
+    assert ("unload_model", OTHER) in stage.first.asked
+
+
 def test_a_slice_none_of_whose_models_loads_fails() -> None:
     stage = Stage()
     stage.executor.load(pipeline())
@@ -251,6 +267,24 @@ def test_a_model_that_comes_later_is_loaded_beside_and_one_that_was_given_up_is_
     stage.hear(ModelLoaded(SLICE, 8, replica(OTHER)))
     stage.executor.unload_model(SLICE, OTHER)
     assert stage.say(stage_loaded(3, 1), stage_loaded(3, 2)) == []
+
+
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_a_model_that_the_first_stage_had_loaded_when_it_was_given_up_is_loaded_nowhere(
+    *, is_asked_again: bool
+) -> None:
+    """The last step of a load may have been done when nobody wanted it any more."""
+    stage = serving()
+    stage.executor.load_model(pipeline(OTHER), 7)
+    stage.executor.unload_model(SLICE, OTHER)
+    if is_asked_again:
+        stage.executor.load_model(pipeline(OTHER), 8)
+    stage.later.sent.clear()
+    assert stage.hear(ModelLoaded(SLICE, 7, replica(OTHER))) == []
+    assert stage.later.sent == []
+    if is_asked_again:
+        stage.hear(ModelLoaded(SLICE, 8, replica(OTHER)))
+        assert len(stage.later.sent) == 2
 
 
 def test_the_first_stage_is_free_when_it_has_run_and_the_batch_ends_with_the_last() -> None:

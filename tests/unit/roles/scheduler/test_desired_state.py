@@ -1,0 +1,32 @@
+"""What may be wanted: changes that are refused before anything of them is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from fabric.ids import ModelId
+from fabric.messages import ModelsRemove
+from roles.scheduler.planning.desired_state import INVALID_CONFIG, ChangeRefused, Desired
+
+SHOP = {
+    "name": "shop",
+    "slo_ms": 90,
+    "stages": {"one": {"model": "a"}, "two": {"model": "b", "after": "one"}},
+}
+
+
+@pytest.mark.parametrize("removed", [("a",), ("c", "b"), ("a", "b", "c")])
+def test_a_model_that_an_application_asks_stays(removed: tuple[str, ...]) -> None:
+    """Its requests were refused at once, and no plan could be made without it: neither it nor the application served again."""
+    desired = Desired(tuple({"name": name} for name in "abc"), {"applications": [SHOP]}, ".", ())
+    refused = desired.changed(ModelsRemove(1, tuple(map(ModelId, removed))))
+    assert isinstance(refused, ChangeRefused)
+    assert refused.code == INVALID_CONFIG
+    assert "of application 'shop' asks" in refused.reason
+
+
+def test_a_model_that_no_application_asks_goes() -> None:
+    desired = Desired(tuple({"name": name} for name in "abc"), {"applications": [SHOP]}, ".", ())
+    left = desired.changed(ModelsRemove(1, (ModelId("c"),)))
+    assert isinstance(left, Desired)
+    assert left.model_ids == ("a", "b")
