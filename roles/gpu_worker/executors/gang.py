@@ -90,8 +90,7 @@ class LockStep:
         """Of the ranks that could not load the model."""
         return [self._named(rank, why) for rank, why in sorted(self._loaded.items()) if why]
 
-    @property
-    def is_settled(self) -> bool:
+    def has_settled(self) -> bool:
         """Whether the step, or the load, has ended everywhere, or one rank's failure says all."""
         if self.number == 0:
             return bool(self.problems_of_load) or self._missing(self._loaded) is None
@@ -201,7 +200,7 @@ class Gang(Mailbox[Step]):
 
     def _settle(self) -> None:
         within_ms = STEP_WITHIN_MS if self._ranks.number else LOAD_WITHIN_MS
-        self._changed.wait_for(lambda: self._ranks.is_settled, within_ms / 1000)
+        self._changed.wait_for(self._ranks.has_settled, within_ms / 1000)
         problem = self._ranks.problem()
         if problem:
             self._ranks.end_load()

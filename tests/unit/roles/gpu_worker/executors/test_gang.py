@@ -29,19 +29,19 @@ def loaded(ranks: int = 3) -> LockStep:
 
 def test_no_step_begins_before_every_rank_has_the_model() -> None:
     step = LockStep(3)
-    assert not step.is_settled
+    assert not step.has_settled()
     step.loaded(2, "", 0.0)
-    assert not step.is_settled
+    assert not step.has_settled()
     assert step.problem() == "rank 1 of 3: it did not load within 120 s"
     step.loaded(1, "", 9.0)
-    assert step.is_settled
+    assert step.has_settled()
     assert step.problem() == ""
 
 
 def test_a_rank_that_cannot_load_leaves_the_model_out_and_breaks_nothing() -> None:
     step = LockStep(3)
     step.loaded(2, "no file", 5.0)
-    assert step.is_settled
+    assert step.has_settled()
     assert step.problem() == "rank 2 of 3: no file"
     assert step.broken == ""
 
@@ -62,12 +62,12 @@ def test_the_next_step_waits_for_all_ranks_and_not_for_what_they_say_of_former_o
     for rank in (0, 1):
         step.ended(rank, 1, "", 1.0)
     step.ended(2, 0, "", 1.0)
-    assert not step.is_settled
+    assert not step.has_settled()
     step.ended(2, 1, "", 1.0)
-    assert step.is_settled
+    assert step.has_settled()
     assert step.problem() == ""
     assert step.begin() == 2
-    assert not step.is_settled
+    assert not step.has_settled()
 
 
 def test_a_rank_that_never_ends_a_step_breaks_the_gang_for_good() -> None:
@@ -84,7 +84,7 @@ def test_what_all_ranks_raise_on_leaves_them_in_step() -> None:
     step = loaded()
     step.begin()
     step.ended(1, 1, "ValueError: x", 1.0)
-    assert step.fails_at_ms == 1.0 + FAILED_STEP_MS
+    assert (step.fails_at_ms, step.fails_for) == (1.0 + FAILED_STEP_MS, "rank 1 of 3: ValueError: x")
     step.ended(0, 1, "ValueError: x", 2.0)
     step.ended(2, 1, "ValueError: x", 3.0)
     assert step.fails_at_ms is None
@@ -121,7 +121,7 @@ def test_whatever_ranks_say_a_step_begins_only_where_all_ended_the_one_before_al
     for now_ms in range(200):
         if rng.random() < 0.3:
             is_all = set(truth) == set(range(ranks)) or step.number == 0
-            assert step.is_settled == (is_all or bool(step.broken) or set(truth) == set(range(1, ranks)))
+            assert step.has_settled() == (is_all or bool(step.broken) or set(truth) == set(range(1, ranks)))
             if 0 in truth or step.number == 0:
                 same = is_all and len({bool(why) for why in truth.values()}) <= 1
                 if step.problem() == "":
