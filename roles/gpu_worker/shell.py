@@ -71,6 +71,7 @@ from roles.gpu_worker.registration import WorkerIdentity
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
 from roles.gpu_worker.stages.executor import PipelineExecutor
+from roles.gpu_worker.stages.later import meeting_of
 from roles.gpu_worker.stages.processes import StageProcesses
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
@@ -179,7 +180,7 @@ class WorkerShell:
         self._sleep = options.make_emulated()
         self._parts: dict[tuple[SliceId, ModelId], Part] = {}
         self._gang = Gang(options.clock.now_ms)
-        self._meeting = run_dir / f"{worker_id}.ranks"
+        self._meeting = meeting_of(worker_id, run_dir)
         self._thread = ThreadExecutor(self._make_torch_device)
         later = StageProcesses(worker_id, run_dir, options.threads, transport)
         self._real = PipelineExecutor(self._thread, later, self._parts, options.clock.now_ms, self._gang)

@@ -164,10 +164,13 @@ class Gang(Mailbox[Step]):
         return self._ranks.fails_at_ms
 
     def failure(self, now_ms: float) -> str:
-        """Of a rank for which the first one waits in vain; empty: of none."""
+        """Of a rank for which the first one waits in vain, told once; empty: of none."""
         with self._changed:
             at_ms = self._ranks.fails_at_ms
-            return self._ranks.fails_for if at_ms is not None and at_ms <= now_ms else ""
+            if at_ms is None or now_ms < at_ms:
+                return ""
+            self._ranks.fails_at_ms = None
+            return self._ranks.fails_for
 
     # ------------------------------------------------------------ the first rank's thread
 

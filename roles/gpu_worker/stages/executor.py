@@ -193,8 +193,11 @@ class PipelineExecutor:
         for event in self._first.take(limit, now_ms):
             events += [event] if self._spec is None or self._spec.is_gang else self._of_first(event)
         if self._spec is not None and self._spec.is_gang:
-            events += self._ranks.take(limit, now_ms)
-        elif self._spec is not None:
+            return [*events, *self._ranks.take(limit, now_ms)]
+        self._gang.take(
+            limit, now_ms
+        )  # steps of one that is no more: nobody takes them, and they would wake for ever
+        if self._spec is not None:
             for said in self._later.take(limit, now_ms):
                 events += self._of_later(said)
         return events

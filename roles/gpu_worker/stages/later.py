@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from fabric.link import NamedTensor
 from fabric.messages import AnyMessage
 
 EXPIRES_MS_MAX: Final = 1e9  # of what never does
+
+
+def meeting_of(worker_id: str, run_dir: Path) -> Path:
+    """The file by which the ranks of that worker's gang find each other."""
+    return run_dir / f"{worker_id}.ranks"
 
 
 @dataclass(slots=True, frozen=True)

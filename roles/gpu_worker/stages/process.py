@@ -33,6 +33,7 @@ from roles.gpu_worker.stages.core import (
     StageEvent,
     TellWorker,
 )
+from roles.gpu_worker.stages.later import meeting_of
 from roles.runtime.core import Handle
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
@@ -53,7 +54,7 @@ def run_stage(name: str, stage: int, run_dir: Path, threads: int, addresses: Seq
     die_with_parent()
     set_up_descriptors()
     set_up_logging(name)
-    shell = StageShell(stage, threads, addresses, run_dir / f"{name.rpartition('.')[0]}.ranks")
+    shell = StageShell(stage, threads, addresses, meeting_of(name.rpartition(".")[0], run_dir))
     driver = Driver([shell.role], MonotonicClock(), on_defect=DefectReport(name, run_dir).end)
     try:
         log.info("stage_starts pid=%d stage=%d", os.getpid(), stage)

@@ -17,7 +17,7 @@ from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage
 from fabric.sockets import LinkOptions
 from fabric.transport import ZMQ, PushLink, Transport
-from roles.gpu_worker.stages.later import StageGone, StageSaid
+from roles.gpu_worker.stages.later import StageGone, StageSaid, meeting_of
 from roles.gpu_worker.stages.process import ONE_START
 from roles.runtime.children import Processes
 
@@ -31,6 +31,7 @@ class StageProcesses:
     def __init__(self, worker_id: str, run_dir: Path, threads: int, transport: Transport = ZMQ) -> None:
         self._worker_id = worker_id
         self._run_dir = run_dir
+        self._meeting = meeting_of(worker_id, run_dir)
         self._threads = threads
         self._transport = transport
         self._processes: Processes | None = None
@@ -43,7 +44,7 @@ class StageProcesses:
         self._pull = self._transport.bind_payload([addresses[0]], LinkOptions(is_sharing=False))
         self._push = self._transport.push()
         self._processes = Processes()
-        (self._run_dir / f"{self._worker_id}.ranks").unlink(missing_ok=True)  # of those before
+        self._meeting.unlink(missing_ok=True)  # of those before
         seen = os.environ.get(VISIBLE, "").split(",")
         for stage in range(1, stages):
             self._push.know(_peer(stage), ONE_START, [addresses[stage]])
@@ -67,6 +68,7 @@ class StageProcesses:
             self._push.close()
         if self._pull is not None:
             self._pull.close()
+        self._meeting.unlink(missing_ok=True)
         self._processes = self._push = self._pull = None
 
     def filenos(self) -> Sequence[int]:

@@ -116,6 +116,8 @@ def test_a_rank_that_raises_alone_breaks_the_device_when_the_first_one_has_waite
     assert ranks.executor.wake_at_ms == FAILED_STEP_MS
     ranks.now_ms = FAILED_STEP_MS
     assert ranks.hear() == [DeviceBroken("rank 2 of 3: ValueError: x")]
+    assert ranks.hear() == [], "once only"
+    assert ranks.executor.wake_at_ms is None
 
 
 def test_what_all_ranks_raise_on_is_one_failed_batch() -> None:
@@ -149,7 +151,12 @@ def test_inputs_that_cannot_be_sent_are_a_rank_that_failed(error: Exception | No
 def test_an_unloaded_slice_ends_its_processes_and_the_next_one_begins_anew() -> None:
     ranks = serving()
     ranks.begin()
+    ranks.gang.end("")
+    ranks.hear(ended(1), ended(2))
+    ranks.gang.begin(SLICE, MODEL, BATCH)
     ranks.executor.unload(SLICE)
+    assert ranks.hear() == []
+    assert not ranks.executor.has_more, "nothing wakes the worker for ever"
     assert ranks.later.started == 0
     assert ranks.first.asked[-1] == ("unload", SLICE)
     assert ranks.gang.fails_at_ms is None
