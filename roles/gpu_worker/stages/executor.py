@@ -194,9 +194,8 @@ class PipelineExecutor:
             events += [event] if self._spec is None or self._spec.is_gang else self._of_first(event)
         if self._spec is not None and self._spec.is_gang:
             return [*events, *self._ranks.take(limit, now_ms)]
-        self._gang.take(
-            limit, now_ms
-        )  # steps of one that is no more: nobody takes them, and they would wake for ever
+        if self._gang.has_more:  # steps of one that is no more, which would wake this process for ever
+            self._gang.take(limit, now_ms)
         if self._spec is not None:
             for said in self._later.take(limit, now_ms):
                 events += self._of_later(said)
