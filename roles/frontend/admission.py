@@ -29,7 +29,7 @@ from roles.frontend.shards import Shards
 _TIMES_FREE = 8
 # Of its budget a request may have waited to be read, at most. A frontend without enough of its host's cores gets further behind with
 # every turn, until all that it reads is too late; what it refuses costs it a third of what it serves, so it catches up, and serves the next ones.
-_BACKLOG_SHARE = 0.3
+_UNREAD_SHARE = 0.3
 _SUGGESTED_FROM = 64  # difflib takes tens of microseconds a name; a misspelt name should not stall the loop
 _SHOWN_MAX = 100  # characters of a client's own words in an answer
 
@@ -77,8 +77,8 @@ def admit(
         return NotAdmitted(InvalidInput, wrong)
     if info.replicas == 0 and not _outlasts_start(asked, info, shards, now_ms):
         return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
-    if asked.backlog_ms > _BACKLOG_SHARE * budget_of(asked, info):
-        behind = f"this frontend has been {asked.backlog_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
+    if asked.unread_ms > _UNREAD_SHARE * budget_of(asked, info):
+        behind = f"this frontend has been {asked.unread_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
         return NotAdmitted(Overloaded, behind, info.slo_ms)
     no_room = _no_room(asked, info, pending, settings)
     if no_room is not None:

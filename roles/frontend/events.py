@@ -62,8 +62,8 @@ class Asked(Struct, frozen=True, gc=False):
     payload: Handle
     specs: Sequence[TensorSpec]
     size_bytes: int
-    backlog_ms: float = 0.0
-    """For so long more has been waiting to be read than a turn reads."""
+    unread_ms: float = 0.0
+    """So long it has waited to be read."""
 
 
 class ClientSaid(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
 from fabric.frames import ANSWER_BYTES_MAX
 from fabric.heartbeats import HeartbeatTiming
-from fabric.ids import FrontendId, Incarnation, PeerId, SliceId, new_incarnation, peer_id
+from fabric.ids import FrontendId, Incarnation, PeerId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
 from fabric.keys import NODE, Keyring
 from fabric.link import Link, NamedTensor, Received
@@ -238,8 +238,8 @@ class FrontendShell:
                 specs, size_bytes = described(received.tensors)
                 handle = self._payloads.put(received.tensors)
                 assert handle is not None, "the core bounds the bytes, and has to see a request to refuse it"
-                backlog_ms = self._from_clients.backlog_ms
-                return Asked(received.peer, message, received.late_ms, handle, specs, size_bytes, backlog_ms)
+                late_ms, unread_ms = received.late_ms, self._from_clients.waited_ms(received)
+                return Asked(received.peer, message, late_ms, handle, specs, size_bytes, unread_ms)
             case message:
                 return ClientSaid(received.peer, message)
 
@@ -278,21 +278,15 @@ class FrontendShell:
             case ReplyWithAll():
                 self._reply_with_all(action)
             case OpenSlice(slice_id, incarnation, addresses):
-                self._slices.know(_pushed_to(slice_id), incarnation, addresses)
+                self._slices.know(PeerId(slice_id), incarnation, addresses)
             case DropSlice(slice_id):
-                self._slices.drop(_pushed_to(slice_id))
+                self._slices.drop(PeerId(slice_id))
             case Report(peer):
                 self._to_clients.put(peer, self._status())
 
     def _reply(self, action: Reply) -> None:
-        rows = (
-            [
-                NamedTensor(tensor.name, tensor.array[action.row, ...])
-                for tensor in self._payloads.get(action.payload)
-            ]
-            if action.payload
-            else []
-        )
+        tensors = self._payloads.get(action.payload) if action.payload else ()
+        rows = [NamedTensor(tensor.name, tensor.array[action.row, ...]) for tensor in tensors]
         self._put(action.peer, action.message, rows)
 
     def _reply_with_all(self, action: ReplyWithAll) -> None:
@@ -347,7 +341,7 @@ class FrontendShell:
             for tensor in in_order(self._payloads.get(payload), action.names)
         ]
         try:
-            is_sent = self._slices.send(_pushed_to(action.message.slice_id), action.message, tensors)
+            is_sent = self._slices.send(PeerId(action.message.slice_id), action.message, tensors)
         except LocalProtocolError as error:
             log.warning("inputs_unsendable slice=%s error=%r", action.message.slice_id, str(error))
             self._unsent.post(Unpushed(action.message, f"its batch cannot be sent: {error}"))
@@ -399,7 +393,3 @@ def run_frontend(options: FrontendOptions, stop: StopSignal) -> None:
         run_roles([shell.role], lambda: shell.is_drained, on_defect)
     finally:
         shell.close()
-
-
-def _pushed_to(slice_id: SliceId) -> PeerId:
-    return PeerId(slice_id)

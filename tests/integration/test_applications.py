@@ -217,7 +217,7 @@ def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
 def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with a `fabric.py` or `roles/` is a common one: two well-known tools look for them."""
+    """A folder with a fabric.py or roles/ is a common one: two well-known tools look for them."""
     for name in ("fabric", "roles", "policies"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not yours')\n")
     (tmp_path / "own.py").write_text(

@@ -481,13 +481,13 @@ def test_ten_thousand_requests_are_each_answered_exactly_once() -> None:
     assert world.codes["ok"] > 1_000
 
 
-def test_requests_of_an_application_with_ten_thousand_tasks_are_each_answered_exactly_once() -> None:
+def test_requests_of_an_application_with_two_thousand_tasks_are_each_answered_exactly_once() -> None:
     world = World(random.Random(21), has_application=True)
-    while world.core.counters.get("tasks", 0) < 10_000:
+    while world.core.counters.get("tasks", 0) < 2_000:
         world.step()
     world.finish()
     assert world.finals.total() + world.core.counters["abandoned"] == world.core.counters["accepted"]
-    assert world.codes["whole"] > 100
+    assert world.codes["whole"] > 20
     assert world.core.counters["tasks_cancelled"] > 0
 
 

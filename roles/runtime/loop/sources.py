@@ -125,8 +125,16 @@ class LinkSource(SourceOver, Generic[EventT]):
         self._translate = translate
         self._lost = lost
         self.backlog_ms = 0.0
-        """How long the link has not been empty, as of the last `take`: what it gave last came no longer ago than that."""
+        """How long the link has not been empty, as of the last `take`."""
         self._full_at_ms: float | None = None
+
+    def waited_ms(self, received: Received) -> float:
+        """How long a message of the last `take` has waited for us to read it.
+
+        One that is late need not have waited here; and a link that has never been empty for long may still be read at once. Both
+        together say that it has.
+        """
+        return min(self.backlog_ms, received.late_ms)
 
     def take(self, limit: int, now_ms: float) -> Sequence[EventT]:
         """The peers that are gone, then what at most `limit` messages say."""

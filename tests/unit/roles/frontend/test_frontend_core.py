@@ -310,8 +310,8 @@ def test_a_frontend_that_is_behind_refuses_what_waited_too_long_to_be_read() -> 
     """Of 100 ms, or of the budget asked for: who has more time may wait longer."""
     core = linked_core()
 
-    def behind(number: int, backlog_ms: float, budget_ms: float | None = None) -> Sequence[FrontendAction]:
-        return core.handle(replaced(asked(number, budget_ms=budget_ms), backlog_ms=backlog_ms), 0.0)
+    def behind(number: int, unread_ms: float, budget_ms: float | None = None) -> Sequence[FrontendAction]:
+        return core.handle(replaced(asked(number, budget_ms=budget_ms), unread_ms=unread_ms), 0.0)
 
     assert refusals(behind(1, 29.0)) == []
     [refusal] = of_type(Refusal, [reply.message for reply in of_type(Reply, behind(2, 31.0))])

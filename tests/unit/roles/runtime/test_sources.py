@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from fabric.ids import PeerId
+from fabric.link import Received
 from fabric.loopback import LoopbackNetwork
 from fabric.messages import Ping, Pong, StatusAsked
 from roles.runtime.core import Heard, Lost
@@ -105,3 +106,28 @@ def test_a_source_knows_how_long_it_has_left_something_to_be_read() -> None:
         backlogs_ms.append(source.backlog_ms)
     # 3, 1 and 0 are left of the five; two at once are all there is; one is left of the three, and then nothing.
     assert backlogs_ms == [0.0, 3.0, 4.0, 0.0, 0.0, 10.0, 0.0]
+
+
+def test_what_is_always_busy_is_not_behind_while_each_message_waits_little() -> None:
+    """As many come as are read, and some are always left: one waits for four turns, however long that goes on. Then too few are read."""
+    clock = HandClock()
+    network = LoopbackNetwork(clock, random.Random(1))
+    own, peer = network.link(OWN), network.link(PEER)
+    waited_ms: list[float] = []
+
+    def note(received: Received) -> None:
+        waited_ms.append(source.waited_ms(received))
+
+    source: LinkSource[None] = LinkSource(own, note)
+    peer.send(OWN, StatusAsked())
+    source.take(2, 0.0)
+    for turn in range(400):
+        clock.at_ms += 1.0
+        for _ in range(10 if not turn else 2 if turn < 300 else 4):
+            peer.send(OWN, StatusAsked())
+        source.take(2, clock.at_ms)
+        if turn == 299:
+            assert source.backlog_ms > 290.0
+            assert 3.0 <= waited_ms[-1] <= 5.0
+            assert max(waited_ms) <= 5.0
+    assert 50.0 <= waited_ms[-1] <= 60.0
