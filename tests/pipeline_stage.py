@@ -64,7 +64,8 @@ from roles.gpu_worker.stages.core import (
     StageEvent,
     TellWorker,
 )
-from roles.gpu_worker.stages.executor import PipelineExecutor, StageGone, StageSaid
+from roles.gpu_worker.stages.executor import PipelineExecutor
+from roles.gpu_worker.stages.later import StageGone, StageSaid
 from roles.runtime.core import SCHEDULER, Handle, Send, Tick
 from roles.scheduler.fleet import SliceRecord
 from roles.scheduler.peer_checks import _check_replicas
@@ -289,7 +290,7 @@ class LaterStages:
     stages: list[Stage] = field(default_factory=list)
     said: deque[StageSaid | StageGone] = field(default_factory=deque)
 
-    def start(self, stages: int) -> None:
+    def start(self, stages: int, *, is_gang: bool = False) -> None:
         assert stages == STAGES
         self.stages = [Stage(number, self.draws) for number in range(1, stages)]
 

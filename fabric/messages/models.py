@@ -36,7 +36,8 @@ class LoaderSpec(Value, frozen=True):
     directory; or, `from_hub`, `arch` a name there).
     python: ``module:Class`` with `load`, `infer(batch)`, `example`.
     `cuda_graphs` None: where it is known to be safe. `stages` of a model that must be cut into so many; 0: not said.
-    `begin_at`: the modules at which its second and following stages begin. The rest is in docs/guides/worker.md.
+    `begin_at`: the modules at which its second and following stages begin. `ranks` of a class that computes each batch in so
+    many processes together; 0: in one. The rest is in docs/guides/worker.md.
     """
 
     zoo: str | None = None
@@ -53,6 +54,7 @@ class LoaderSpec(Value, frozen=True):
     from_hub: bool = False
     stages: int = 0
     begin_at: Listed[str] = ()
+    ranks: int = 0
 
 
 class ModelSpec(Value, frozen=True):
@@ -110,10 +112,24 @@ class SliceSpec(Value, frozen=True):
     models: Listed[ModelSpec]
     interference: InterferenceSpec | None = None
     following: Listed[int] = ()
-    """The node's GPUs of the second and following stages, where its models are cut; `gpu` has the first."""
+    """The node's GPUs of the second and following stages, where its models are cut, or ranks; `gpu` has the first."""
+    is_gang: bool = False
+    """Its one model runs each batch on all its GPUs at once, a rank on each."""
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it has a stage of its models on each of several GPUs."""
+        return bool(self.following) and not self.is_gang
 
     def is_same_but_models(self, other: SliceSpec) -> bool:
-        """Whether a worker that serves one of the two can become the other: nothing but the models differs."""
+        """Whether a worker that serves one of the two can become the other: nothing but the models differs.
+
+        A gang cannot load one beside the other: ranks would meet each other in different ones.
+        """
+        if self.is_gang and [(one.model_id, one.loader) for one in self.models] != [
+            (one.model_id, one.loader) for one in other.models
+        ]:
+            return False
         return replaced(self, models=other.models) == other
 
 

@@ -1,4 +1,7 @@
-"""The worker of a pipeline over several GPUs <-> the processes of its later stages; nobody else hears any of it."""
+"""The worker of a slice over several GPUs <-> the processes of its later stages, or other ranks; nobody else hears any of it.
+
+For a rank its number is the `stage`; `Activations` have a step's inputs, whose number is the batch's, and without tensors say that it has ended.
+"""
 
 from __future__ import annotations
 

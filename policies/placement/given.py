@@ -5,7 +5,7 @@
 
 What cannot be (an unknown key, a GPU that does not exist) is a ConfigError; what is merely unwise (shares over
 100 %) is a violation in the plan, because a user may want to see what happens. `following: [1, 2]` beside `gpu: 0` makes a
-pipeline: each model is cut into as many stages as there are GPUs.
+pipeline: each model is cut into as many stages as there are GPUs, or, with `loader.ranks`, runs in so many ranks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Given:
                         f"{in_gib(memory_left[gpu.index])} are left"
                     )
                 if reason is None:
-                    entry, reason = _predicted(entry, planned, gpu, profiles)
+                    entry, reason = _predicted(entry, planned, gpu, profiles, model.ranks)
                 if reason is not None:
                     reasons.setdefault(entry.model_id, []).append(reason)
                     continue
@@ -121,16 +121,17 @@ class Given:
 
 
 def _predicted(
-    entry: PlannedModel, planned: PlannedSlice, gpu: GpuSlot, profiles: Profiles
+    entry: PlannedModel, planned: PlannedSlice, gpu: GpuSlot, profiles: Profiles, ranks: int
 ) -> tuple[PlannedModel, str | None]:
     """The entry with its solo run time at that share and batch, or why its profile says it cannot be."""
     profile = profiles.get((entry.model_id, gpu.gpu_type))
     if profile is None:
         return entry, None
-    if not gpu.is_emulated and planned.following and len(planned.gpus) not in profile.cuts:
+    is_cut = bool(planned.following) and ranks <= 1
+    if not gpu.is_emulated and is_cut and len(planned.gpus) not in profile.cuts:
         return entry, None  # it will be measured
     try:
-        if planned.following:
+        if is_cut:
             exec_ms = sum(table[(entry.batch or 1) - 1] for table in profile.stage_tables(len(planned.gpus)))
         else:
             exec_ms = profile.exec_ms(entry.batch or 1, planned.share_percent)

@@ -227,6 +227,11 @@ def _loader(model: str, file: Path | None, dtype: str | None) -> LoaderSpec:
         found = load_config(file).model(ModelId(model)).loader
         if found is None:
             raise ConfigError(f"{file}: model {model} has no loader: there is nothing to measure")
+        if found.ranks:
+            raise ConfigError(
+                f"{file}: model {model} runs in {found.ranks} ranks, and one process is measured here; its worker measures "
+                "them all when it loads the model (slice_ready in its log): write its times as profile.table"
+            )
         return _with_dtype(found, dtype)
     zoo, slash, arch = model.rpartition("/")
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}

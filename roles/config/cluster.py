@@ -400,6 +400,7 @@ def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]
             has_loader=model.loader is not None,
             priority=model.priority,
             stages=1 if model.loader is None else max(1, model.loader.stages),
+            ranks=1 if model.loader is None else max(1, model.loader.ranks),
         )
         for model in models
     )

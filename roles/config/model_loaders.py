@@ -55,6 +55,7 @@ def loader_spec(section: LoaderSection | None, where: str, base_dir: Path) -> Lo
     if length is not None:
         whole(length, f"{where}.sequence_length", 1, SEQUENCE_LENGTH_LIMIT)
     stages, begin_at = _stages(section.stages, f"{where}.stages")
+    ranks = _ranks(section, f"{where}.ranks")
     return LoaderSpec(
         zoo=section.zoo,
         arch=section.arch,
@@ -70,6 +71,7 @@ def loader_spec(section: LoaderSection | None, where: str, base_dir: Path) -> Lo
         from_hub=section.from_hub,
         stages=stages,
         begin_at=begin_at,
+        ranks=ranks,
     )
 
 
@@ -82,6 +84,26 @@ def _stages(said: int | Sequence[str] | None, where: str) -> tuple[int, tuple[st
     whole(len(said) + 1, f"{where}: its modules and the first stage", 2, STAGES_MAX)
     unique(said, f"{where}[{{}}]")
     return len(said) + 1, tuple(said)
+
+
+def _ranks(section: LoaderSection, where: str) -> int:
+    """How many; 0: not said. Raises ConfigError where they can have no meaning."""
+    if section.ranks is None:
+        return 0
+    whole(section.ranks, where, 2, STAGES_MAX)
+    if section.python is None:
+        raise ConfigError(
+            f"{where}: belongs to python: a class of yours computes its part on each rank; stages cuts a zoo's models"
+        )
+    if section.stages is not None:
+        raise ConfigError(
+            f"{where}: goes without stages; a model is cut into stages or runs in ranks, not both"
+        )
+    if section.cuda_graphs:
+        raise ConfigError(
+            f"{where}: goes without cuda_graphs; ranks meet each other in every batch, outside of graphs"
+        )
+    return section.ranks
 
 
 def _check_origin(section: LoaderSection, where: str) -> None:

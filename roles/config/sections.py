@@ -82,6 +82,8 @@ class LoaderSection(Section, frozen=True):
     """Of transformers: `arch` is a name on the hub. Without it nothing is ever fetched."""
     stages: int | list[str] | None = None
     """Cut the model into so many stages, each on a GPU of its own; or at these modules, at which the second and following stages begin. Default: it stays whole, unless its placement cuts it."""
+    ranks: int | None = None
+    """Of `python`: so many processes, each with a GPU of its own, run every batch together (tensor parallel); the class is constructed with `rank` and `world_size`. Default: one, constructed without arguments."""
 
 
 class ModelSection(Section, frozen=True):

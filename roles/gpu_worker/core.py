@@ -502,7 +502,7 @@ class WorkerCore:
     def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.started_as(event.batch_id)
-        if slice_.spec.following and not batch.failure:
+        if slice_.spec.is_pipeline and not batch.failure:
             batch.between_ms = max(0.0, now_ms - batch.started_at_ms - event.exec_ms)
         answers, ran = answer_rows(batch, event)
         self.counters["requests_ran"] += ran

@@ -105,7 +105,7 @@ class Runs:
     def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
         self.expect(slice_, batch, now_ms)
         parts = tuple(part for _, part in batch.running())
-        if slice_.spec.following:
+        if slice_.spec.is_pipeline:
             return Execute(batch.run, parts, _expires_at_ms(slice_, batch))
         return Execute(batch.run, parts)
 

@@ -64,12 +64,14 @@ from roles.gpu_worker.executors.base import (
     Part,
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
+from roles.gpu_worker.executors.gang import Gang
 from roles.gpu_worker.executors.thread import BlockingDevice, ThreadExecutor
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.gpu_worker.registration import WorkerIdentity
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
 from roles.gpu_worker.stages.executor import PipelineExecutor
+from roles.gpu_worker.stages.later import meeting_of
 from roles.gpu_worker.stages.processes import StageProcesses
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
@@ -177,9 +179,11 @@ class WorkerShell:
         self._payloads = Payloads(sys.maxsize)
         self._sleep = options.make_emulated()
         self._parts: dict[tuple[SliceId, ModelId], Part] = {}
+        self._gang = Gang(options.clock.now_ms)
+        self._meeting = meeting_of(worker_id, run_dir)
         self._thread = ThreadExecutor(self._make_torch_device)
         later = StageProcesses(worker_id, run_dir, options.threads, transport)
-        self._real = PipelineExecutor(self._thread, later, self._parts, options.clock.now_ms)
+        self._real = PipelineExecutor(self._thread, later, self._parts, options.clock.now_ms, self._gang)
         self._executors: dict[SliceId, Executor] = {}
         self._core = WorkerCore(
             WorkerIdentity(worker_id, incarnation, os.getpid(), tuple(self._pull.addresses)), outlive_ms
@@ -340,7 +344,7 @@ class WorkerShell:
         from roles.gpu_worker.executors.torch import TorchDevice  # noqa: PLC0415  see above
 
         gc.freeze()  # torch's own objects: walking them would stop the loop for half a second
-        return TorchDevice(self._clock, self._options.threads, self._parts)
+        return TorchDevice(self._clock, self._options.threads, self._parts, self._meeting, self._gang)
 
 
 def _from_agent(received: Received) -> Heard:

@@ -120,8 +120,8 @@ class SliceRecord:
 
     @property
     def batches_max(self) -> int:
-        """How many it may hold: one waits, and one runs on each of its GPUs."""
-        return BATCHES_PER_SLICE + len(self.spec.following)
+        """How many it may hold: one waits, and one runs, on a pipeline one on each of its GPUs."""
+        return BATCHES_PER_SLICE + (len(self.spec.following) if self.spec.is_pipeline else 0)
 
     @property
     def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:

@@ -125,13 +125,25 @@ def slice_spec(
     )
     first = gpu.index - gpu.local_index  # of the node, whose GPUs are numbered through
     following = tuple(other - first for other in planned.following)
+    is_gang = _is_gang(config, planned)
     named, interference = config.interference, None
     if gpu.is_emulated and named.name != "none":
         options = tuple(InterferenceOption(option, value) for option, value in named.options.items())
         interference = InterferenceSpec(named.name, options)
     return SliceSpec(
-        slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference, following
+        slice_id, gpu.local_index, gpu.device, planned.share_percent, models, interference, following, is_gang
     )
+
+
+def _is_gang(config: ClusterConfig, planned: PlannedSlice) -> bool:
+    """Whether its model runs in ranks, a GPU each. Raises ConfigError where it has not the slice for itself."""
+    loaders = {model.model_id: config.model(model.model_id).loader for model in planned.models}
+    ranked = [model_id for model_id, loader in loaders.items() if loader is not None and loader.ranks]
+    if ranked and len(loaders) > 1:
+        raise ConfigError(
+            f"model {ranked[0]} runs in ranks (loader.ranks) and needs its slice for itself, but the placement puts {len(loaders)} models there"
+        )
+    return bool(ranked)
 
 
 def _bounded(spec: ModelSpec, batch_max: int | None) -> ModelSpec:
@@ -162,10 +174,16 @@ def _model_spec(
             f"model {model.name} must be cut into {model.loader.stages} stages (loader.stages), but the placement puts it "
             f"on {'one GPU' if stages == 1 else f'a pipeline of {stages} GPUs'}"
         )
+    ranks = 0 if model.loader is None else model.loader.ranks
+    if gpu is not None and ranks not in (0, stages):
+        raise ConfigError(
+            f"model {model.name} runs in {ranks} ranks (loader.ranks), but the placement puts it on "
+            f"{'one GPU' if stages == 1 else f'{stages} GPUs'}; each rank needs one of its own"
+        )
     stages_ms: tuple[tuple[float, ...], ...] = ()
     exec_ms: tuple[float, ...] = ()
     if profile is not None and exec_table is not None:
-        if stages == 1:
+        if stages == 1 or ranks:  # a profile of a model in ranks is of all of them together
             exec_ms = exec_table(model.model_id, share_percent)
         elif stages in profile.cuts:  # else it is a real device's, which measures for itself
             stages_ms = profile.stage_tables(stages)

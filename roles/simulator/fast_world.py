@@ -58,7 +58,7 @@ from roles.simulator.applications import TASKS_FROM, ApplicationPlay
 from roles.simulator.gpu import SimulatedGpu, SimulatedJob, SimulatedSlice, requests_in
 from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.network import KnownReturn
-from roles.simulator.pipeline import SimulatedPipeline
+from roles.simulator.pipeline import SimulatedGang, SimulatedPipeline
 from roles.simulator.traffic import ModelTraffic
 from roles.workload.outcomes import BatchRecord
 
@@ -397,7 +397,9 @@ class FastWorld:
                 gpus = [self._gpus[node_id, gpu] for gpu in (spec.gpu, *spec.following)]
                 self._started += 1
                 worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
-                if spec.following:
+                if spec.is_gang:
+                    slice_ = SimulatedGang(spec, node_id, worker, gpus, self)
+                elif spec.following:
                     slice_ = SimulatedPipeline(spec, node_id, worker, gpus, self)
                 else:
                     slice_ = SimulatedSlice(spec, node_id, worker, gpus[0], self)

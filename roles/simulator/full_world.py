@@ -176,16 +176,19 @@ class FullWorld:
     def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
         """See `Surroundings`."""
         times = self.times_of_batch[batch_id]
+        number_of, ended_at_ms = self._gpu_numbers, self.clock.now_ms()
+        gang = (spec.gpu, *spec.following) if spec.is_gang else ()
         self.batches.append(
             BatchRecord(
                 times.model_id,
                 size,
                 spec.slice_id,
-                self._gpu_numbers[node.node_id, spec.gpu],
+                number_of[node.node_id, spec.gpu],
                 spec.share_percent,
                 times.sent_at_ms,
                 times.started_at_ms,
-                self.clock.now_ms(),
+                ended_at_ms,
+                tuple((number_of[node.node_id, gpu], times.started_at_ms, ended_at_ms) for gpu in gang),
             )
         )
 

@@ -147,9 +147,8 @@ class SimulatedSlice:
         job = self._job
         if job is not None and job.run.batch_id == batch_id:
             self._job = self.running = None
-            job.finished_at_ms = now_ms
             job.parts = job.missing = ()  # all are granted again already
-            self._world.ran(self, job)
+            self._end(job, now_ms)
         else:
             job = next((waiting for waiting in self._waiting if waiting.run.batch_id == batch_id), None)
             if job is None:
@@ -223,11 +222,15 @@ class SimulatedSlice:
         if self._job is not job:
             return  # it was preempted
         self._job = self.running = None
-        job.finished_at_ms = now_ms
-        self._world.ran(self, job)
+        self._end(job, now_ms)
         if self._waiting:
             self._look(None, now_ms)
         self._report(job, "ok", now_ms)
+
+    def _end(self, job: SimulatedJob, now_ms: float) -> None:
+        """It ran until now."""
+        job.finished_at_ms = now_ms
+        self._world.ran(self, job)
 
     def _report(self, job: SimulatedJob, status: str, now_ms: float) -> None:
         run, all_in_at_ms, started_at_ms = job.run, job.all_in_at_ms, job.started_at_ms
@@ -236,7 +239,7 @@ class SimulatedSlice:
         elif job.ran:
             in_at_ms = min(all_in_at_ms, started_at_ms)
             queued_ms, exec_ms = started_at_ms - in_at_ms, now_ms - started_at_ms
-            if job.stages:  # what it waited between them says nothing about the model
+            if self.spec.is_pipeline:  # what it waited between stages says nothing about the model
                 run_ms = sum(end_at_ms - start_at_ms for _, start_at_ms, end_at_ms in job.stages)
                 queued_ms, exec_ms = queued_ms + exec_ms - run_ms, run_ms
         else:

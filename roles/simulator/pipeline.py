@@ -1,4 +1,4 @@
-"""A pipeline of modelled GPUs: a slice whose models are cut into stages, one a GPU.
+"""Slices over several modelled GPUs: a pipeline, whose models are cut into stages, one a GPU; a gang, whose model runs on all at once.
 
 A stage runs one batch at a time, in the order in which they came. So all moments of a batch are known when it starts: each stage
 takes it when the stage before has ended and its own last batch has.
@@ -64,3 +64,22 @@ class SimulatedPipeline(SimulatedSlice):
         job.finished_at_ms = now_ms
         self._world.ran(self, job)
         self._report(job, "ok", now_ms)
+
+
+class SimulatedGang(SimulatedSlice):
+    """One batch at a time, for which all its GPUs are busy."""
+
+    def __init__(
+        self,
+        spec: SliceSpec,
+        node_id: NodeId,
+        peer: PeerId,
+        gpus: Sequence[SimulatedGpu],
+        world: SimulatedSurroundings,
+    ) -> None:
+        self._gpus = gpus
+        super().__init__(spec, node_id, peer, gpus[0], world)
+
+    def _end(self, job: SimulatedJob, now_ms: float) -> None:
+        job.stages = tuple((gpu.number, job.started_at_ms, now_ms) for gpu in self._gpus)
+        super()._end(job, now_ms)

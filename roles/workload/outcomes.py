@@ -27,7 +27,7 @@ _DECIMALS = 6  # of everything reported: a nanosecond, a millionth
 class BatchRecord(NamedTuple):
     """One batch. `batch_size` is 0 where it was cut off before its end; `gpu` counts through the cluster.
 
-    `stages`, of a pipeline: each one's GPU, and from when until when it had the batch.
+    `stages`, of a slice over several GPUs: each one's GPU, and from when until when it had the batch.
     """
 
     model_id: ModelId

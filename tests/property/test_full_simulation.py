@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.references.simulations import fates_apart, play, random_cluster, with_application, with_pipeline
+from tests.references.simulations import (
+    fates_apart,
+    play,
+    random_cluster,
+    with_application,
+    with_pipeline,
+    with_ranks,
+)
 
 CASES, OF = 1_000, 20
 REQUESTS = 60
@@ -41,6 +48,27 @@ def test_both_simulators_run_pipelines_alike(first: int) -> None:
         full = play(document, seed, REQUESTS, is_full=True)
         assert fates_apart(fast, full) == [], f"setting {seed}"
     assert crossed < PIPELINE_CASES / 4 / 5
+
+
+@pytest.mark.parametrize("first", range(0, PIPELINE_CASES, PIPELINE_CASES // 4))
+def test_both_simulators_run_ranks_alike_and_keep_all_their_gpus_busy(first: int) -> None:
+    crossed = busy_runs = 0
+    for seed in range(first, first + PIPELINE_CASES // 4):
+        document = with_ranks(random_cluster(seed), seed)
+        ranks = document["models"][0]["loader"]["ranks"]
+        fast = play(document, seed, REQUESTS, is_full=False)
+        if fast.late_preemptions:
+            crossed += 1
+            continue
+        full = play(document, seed, REQUESTS, is_full=True)
+        assert fates_apart(fast, full) == [], f"setting {seed}"
+        for run in (fast, full):
+            busy = run.outcome.busy_fraction[:ranks]
+            assert min(busy) == max(busy)
+        busy_runs += max(fast.outcome.busy_fraction[:ranks]) > 0
+        assert fast.outcome.busy_fraction == pytest.approx(full.outcome.busy_fraction)
+    assert crossed < PIPELINE_CASES / 4 / 5
+    assert busy_runs > PIPELINE_CASES / 4 / 2
 
 
 @pytest.mark.parametrize("first", range(0, APPLICATION_CASES, APPLICATION_CASES // 5))

@@ -152,6 +152,30 @@ def with_pipeline(document: dict[str, Any], seed: int) -> dict[str, Any]:
     }
 
 
+def with_ranks(document: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Models of the same kind, the first of them in ranks on the first GPUs, each other one on a GPU that is left."""
+    rng = random.Random(f"{seed}/ranks")
+    ranks, others = rng.randint(2, 3), rng.randint(0, 2)
+    models = [_of_its_own(rng, place) for place in range(1 + others)]
+    models[0]["loader"] = {"python": "a.b:C", "ranks": ranks}
+    for model in models:
+        model["rate_rps"] /= 2.0
+        model["arrival"] = {"process": "gamma", "shape": rng.choice((0.1, 1.0))}
+    slices: list[dict[str, Any]] = [
+        {"gpu": 0, "following": list(range(1, ranks)), "models": [{"model": models[0]["name"]}]}
+    ]
+    slices += [
+        {"gpu": ranks + place, "models": [{"model": model["name"]}]} for place, model in enumerate(models[1:])
+    ]
+    return {
+        "cluster": document["cluster"]
+        | {"gpus": ranks + others, "gpu_type": "generic", "interference": "none"},
+        "models": models,
+        "batching": document["batching"],
+        "placement": {"given": {"slices": slices}},
+    }
+
+
 def play(document: Mapping[str, Any], seed: int, requests: int, *, is_full: bool) -> SimulatedRun:
     """About so many requests of it."""
     config = parse_config(dict(document), Path())

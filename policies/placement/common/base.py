@@ -26,7 +26,7 @@ WHOLE_PERCENT = 100.0
 class PlacedModelInput:
     """A model to place. `rate_rps` None: not known; `memory_bytes` None: what the profile says.
 
-    `stages` over 1: it must be cut into so many; no policy but `given` sees such a model (`cut_models.py`).
+    `stages` over 1: it must be cut into so many, `ranks` over 1: it runs in so many; no policy but `given` sees such a model (`cut_models.py`).
     """
 
     model_id: ModelId
@@ -36,6 +36,12 @@ class PlacedModelInput:
     has_loader: bool = False
     priority: int = 0
     stages: int = 1
+    ranks: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """How many each of its replicas takes."""
+        return max(self.stages, self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class PlannedSlice:
     """A share of one GPU (`gpu` is its cluster-wide index; share None: no limit) and its models.
 
     With `following` it is a pipeline: each model is cut into as many stages as there are GPUs, the first on `gpu`, the others
-    on these. All are of one node, and carry no other slice.
+    on these; or a gang, whose one model runs in a rank on each. All are of one node, and carry no other slice.
     """
 
     gpu: int
@@ -172,6 +178,8 @@ def cannot_host(
     profile = profiles.get((model.model_id, gpu.gpu_type))
     if profile is None:
         return f"it has no profile for GPU type {gpu.gpu_type}"
+    if model.ranks > 1:
+        stages = 1  # its profile is of all ranks together
     if stages > 1 and stages not in profile.cuts:
         return f"its profile has no cut into {stages} stages"
     fastest_ms = sum(table[0] for table in profile.stage_tables(stages))

@@ -1,6 +1,6 @@
-"""Models that must be cut, because a user says so or no GPU holds them whole: each gets a pipeline of its own, whatever the policy.
+"""Models that must be cut, or run in ranks, because a user says so: each gets several GPUs of its own, whatever the policy.
 
-They come first. A pipeline is on one host, on equal GPUs that carry nothing else: it stays where it is while it can, else it goes to the
+They come first. Such a slice is on one host, on equal GPUs that carry nothing else: it stays where it is while it can, else it goes to the
 host that has the fewest free GPUs left over. All other models are for the policy, on the other GPUs.
 """
 
@@ -44,7 +44,7 @@ class CutFirst:
         if not self.models:
             return Placement(self.slices, self.unplaced)
         if not self.gpus:
-            reason = "models that must be cut have all GPUs"
+            reason = "models that need several GPUs have them all"
             left = (Unplaced(model.model_id, model.rate_rps, reason) for model in self.models)
             return Placement(self.slices, (*self.unplaced, *left))
         others = policy.place(self.models, self.gpus, profiles, current)
@@ -59,11 +59,11 @@ class CutFirst:
 def cut_first(
     models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles, current: Placement | None
 ) -> CutFirst:
-    """A pipeline for each model with `stages` over 1, in their order, while there are GPUs for it."""
+    """A slice for each model with `stages` or `ranks` over 1, in their order, while there are GPUs for it."""
     free = list(gpus)
     slices: list[PlannedSlice] = []
     unplaced: list[Unplaced] = []
-    for model in (one for one in models if one.stages > 1):
+    for model in (one for one in models if one.gpus > 1):
         found = _place_for(
             model, free, profiles, current, has_real_gpus=not all(gpu.is_emulated for gpu in gpus)
         )
@@ -74,7 +74,7 @@ def cut_first(
         planned = PlannedModel(model.model_id, rate_rps=model.rate_rps)
         slices.append(PlannedSlice(first, None, (planned,), tuple(others)))
         free = [gpu for gpu in free if gpu not in found]
-    whole = tuple(one for one in models if one.stages <= 1)
+    whole = tuple(one for one in models if one.gpus <= 1)
     return CutFirst(tuple(slices), tuple(unplaced), whole, tuple(free))
 
 
@@ -86,8 +86,8 @@ def _place_for(
     *,
     has_real_gpus: bool,
 ) -> Sequence[GpuSlot] | str:
-    """GPUs for its stages, or why there are none."""
-    stages = model.stages
+    """GPUs for its stages or ranks, or why there are none."""
+    stages, part = model.gpus, "stage" if model.ranks <= 1 else "rank"
     reasons: list[str] = []
     largest = 0
     fitting: list[list[GpuSlot]] = []
@@ -100,7 +100,7 @@ def _place_for(
             reason = cannot_host(model, slot, profiles, has_real_gpus=has_real_gpus, stages=stages)
             needed = slice_memory_bytes([model], slot.gpu_type, profiles, stages)
             if reason is None and needed > slot.memory_bytes:
-                reason = f"memory: a stage needs {in_gib(needed)}, a GPU has {in_gib(slot.memory_bytes)}"
+                reason = f"memory: a {part} needs {in_gib(needed)}, a GPU has {in_gib(slot.memory_bytes)}"
             if reason is None:
                 fitting.append(list(kind.gpus))
             else:
@@ -108,7 +108,7 @@ def _place_for(
     if not fitting:
         return (
             "; ".join(dict.fromkeys(reasons))
-            or f"it must be cut into {stages} stages, each on a GPU of its own; no host has {stages} equal GPUs free (the most: {largest})"
+            or f"it must {'be cut into' if part == 'stage' else 'run in'} {stages} {part}s, each on a GPU of its own; no host has {stages} equal GPUs free (the most: {largest})"
         )
     kept = _where_it_is(model, current)
     for gpus in fitting:

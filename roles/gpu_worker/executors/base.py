@@ -40,7 +40,10 @@ class Job:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """Which part of a cut model a process has: all begin at `first_layers` and, the first one, at 0. `digest`: of the whole."""
+    """Which part of a cut model a process has: all begin at `first_layers` and, the first one, at 0. `digest`: of the whole.
+
+    Of a model in ranks `stage` is the rank, and the rest is empty.
+    """
 
     stage: int
     first_layers: tuple[int, ...]

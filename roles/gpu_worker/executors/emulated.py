@@ -72,7 +72,7 @@ class EmulatedExecutor:
         """Ready at once, but for models that say too little about their run times."""
         replicas = []
         left_out = []
-        stages = 1 + len(spec.following)
+        stages = 1 + len(spec.following) if spec.is_pipeline else 1
         for model in spec.models:
             problem = _problem(model, stages)
             if problem:
@@ -85,7 +85,7 @@ class EmulatedExecutor:
             self._ready.append(LoadFailed(spec.slice_id, str(error)))
             return
         self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
-        if spec.following:
+        if spec.is_pipeline:
             self._stages_ms[spec.slice_id] = {model.model_id: model.stages_ms for model in spec.models}
         self._free_at_ms[spec.slice_id] = [0.0] * stages
         self._ready.append(loaded(spec, replicas, left_out))
@@ -100,7 +100,7 @@ class EmulatedExecutor:
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """Ready at once, as a slice is."""
         (model,) = spec.models
-        slice_id, problem = spec.slice_id, _problem(model, 1 + len(spec.following))
+        slice_id, problem = spec.slice_id, _problem(model, 1 + len(spec.following) if spec.is_pipeline else 1)
         if not problem:
             try:
                 self._colocated.widen(spec)
@@ -110,7 +110,7 @@ class EmulatedExecutor:
             self._ready.append(ModelLoaded(slice_id, number, None, problem))
             return
         self._exec_ms[slice_id][model.model_id] = model.exec_ms
-        if spec.following:
+        if spec.is_pipeline:
             self._stages_ms[slice_id][model.model_id] = model.stages_ms
         self._ready.append(ModelLoaded(slice_id, number, _replica(model)))
 

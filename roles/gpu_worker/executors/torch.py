@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 
 import torch
 
@@ -13,8 +14,10 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import Job, JobRan, Part
+from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders import LoadedModel, LoaderError, load_model
+from roles.gpu_worker.executors.rank_model import load_first_rank, load_other_rank
 from roles.gpu_worker.executors.stage_model import load_first, load_later
 
 log = logging.getLogger("tenuto")
@@ -28,14 +31,21 @@ class TorchDevice:
         clock: Clock,
         threads: int = 1,
         parts: MutableMapping[tuple[SliceId, ModelId], Part] | None = None,
+        meeting: Path | None = None,
+        gang: Gang | None = None,
     ) -> None:
-        """`parts`: of models on pipelines, which of their stages is here. Where none is named it is the first one, and that is written down."""
+        """`parts`: of models on pipelines, which of their stages is here. Where none is named it is the first one, and that is written down.
+
+        `meeting`: the file by which ranks find each other; `gang`: of the first one, the others.
+        """
         # Workers share a host's cores: torch's default, every core for each of them, makes all of them slow.
         torch.set_num_threads(threads)
         self._clock = clock
         self._hosted: dict[SliceId, dict[ModelId, DeviceReplica]] = {}
         self._uses_cuda = False
         self._parts = {} if parts is None else parts
+        self._meeting = meeting
+        self._gang = gang
 
     def load(self, spec: SliceSpec) -> tuple[ReplicaInfo, ...]:
         """Load, warm and measure these models of the slice, one after the other."""
@@ -43,7 +53,8 @@ class TorchDevice:
         replicas = []
         for model in spec.models:
             hosted, image = self._made(spec, model, device)
-            hosted.warm(model.slo_ms)
+            if not (spec.is_gang and self._gang is None):  # another rank runs when the first one does
+                hosted.warm(model.slo_ms)
             replicas.append(self._kept(spec.slice_id, model, hosted, image, device))
         return tuple(replicas)
 
@@ -107,7 +118,7 @@ class TorchDevice:
 
     def explain(self, error: BaseException) -> str:
         """Out of memory is said plainly; our own errors need no type in front."""
-        if isinstance(error, LoaderError | ConfigError):
+        if isinstance(error, LoaderError | ConfigError | RankFailed):
             return str(error)
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
@@ -119,7 +130,9 @@ class TorchDevice:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the CUDA context answers no more; a CPU does not break."""
+        """Whether the CUDA context answers no more, or other ranks; a CPU does not break."""
+        if self._gang is not None and self._gang.broken:
+            return True
         if not self._uses_cuda:
             return False
         try:
@@ -153,6 +166,8 @@ class TorchDevice:
     def _loaded(
         self, slice_: SliceSpec, model_id: ModelId, loader: LoaderSpec, device: torch.device
     ) -> LoadedModel:
+        if slice_.is_gang:
+            return self._rank(slice_, model_id, loader, device)
         stages = 1 + len(slice_.following)
         if loader.stages not in (0, stages):
             raise ConfigError(
@@ -166,6 +181,18 @@ class TorchDevice:
         loaded, part = load_first(loader, device, stages, self._clock)
         self._parts[slice_.slice_id, model_id] = part
         return loaded
+
+    def _rank(
+        self, slice_: SliceSpec, model_id: ModelId, loader: LoaderSpec, device: torch.device
+    ) -> LoadedModel:
+        assert self._meeting is not None, "a process that may have a slice has one"
+        ranks = 1 + len(slice_.following)
+        if loader.ranks != ranks:
+            raise ConfigError(f"model {model_id!r} runs in {loader.ranks} ranks; its slice has {ranks} GPUs")
+        of = slice_.slice_id, model_id
+        if self._gang is not None:
+            return load_first_rank(loader, device, self._meeting, self._gang, of)
+        return load_other_rank(loader, device, self._parts[of].stage, self._meeting)
 
     def _kept(
         self,

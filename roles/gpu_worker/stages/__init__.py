@@ -1,1 +1,1 @@
-"""Pipelines over several GPUs: the worker has the first stage, and a process for each of the others."""
+"""Slices over several GPUs, pipelines and gangs: the worker has the first stage or rank, and a process for each of the others."""

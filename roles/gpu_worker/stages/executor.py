@@ -4,6 +4,9 @@ A batch goes from the first stage to the second, from there to the third, and fr
 stage takes the next batch as soon as it is done with one. A model is loaded when every stage has it: the first stage
 decides where it is cut, then the others load their parts. A stage that is lost takes the slice along: the worker ends, all of
 it, and is started again as one. Slices of one GPU pass through here untouched.
+
+A gang is a model that runs in ranks, a process each, all of them in every batch. The first rank's device says when it begins one (`gang.py`); the
+others get the same inputs, and say how they ended it. The rest is as with one device.
 """
 
 from __future__ import annotations
@@ -13,14 +16,11 @@ import select
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, Protocol
 
 from fabric.errors import LocalProtocolError
 from fabric.ids import BatchId, ModelId, SliceId
-from fabric.link import NamedTensor
 from fabric.messages import (
     Activations,
-    AnyMessage,
     LeftOut,
     LoadStage,
     ModelSpec,
@@ -47,54 +47,9 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
     loaded,
 )
-
-EXPIRES_MS_MAX: Final = 1e9  # of what never does
-
-
-@dataclass(slots=True, frozen=True)
-class StageSaid:
-    """What a later stage says; `tensors`: of `Activations`."""
-
-    message: AnyMessage
-    tensors: Sequence[NamedTensor] = ()
-    late_ms: float = 0.0
-
-
-@dataclass(slots=True, frozen=True)
-class StageGone:
-    """The process of a later stage has ended."""
-
-    stage: int
-    reason: str
-
-
-class LaterStages(Protocol):
-    """The processes of a pipeline's later stages, from 1 on."""
-
-    def start(self, stages: int) -> None:
-        """Start those of a pipeline of so many stages, the first one counted."""
-        ...
-
-    def send(self, stage: int, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
-        """False: it takes no more. Raises LocalProtocolError for what cannot be sent."""
-        ...
-
-    def stop(self) -> None:
-        """End them."""
-        ...
-
-    def filenos(self) -> Sequence[int]:
-        """Readable when `take` may have something; none while nothing is started."""
-        ...
-
-    @property
-    def has_more(self) -> bool:
-        """Whether `take` may give something of which no descriptor tells."""
-        ...
-
-    def take(self, limit: int, now_ms: float) -> Sequence[StageSaid | StageGone]:
-        """What they say, without blocking."""
-        ...
+from roles.gpu_worker.executors.gang import Gang
+from roles.gpu_worker.stages.later import EXPIRES_MS_MAX, LaterStages, StageGone, StageSaid
+from roles.gpu_worker.stages.ranks import OtherRanks
 
 
 @dataclass(slots=True)
@@ -121,13 +76,16 @@ class PipelineExecutor:
         later: LaterStages,
         parts: MutableMapping[tuple[SliceId, ModelId], Part],
         now_ms: Callable[[], float],
+        gang: Gang | None = None,
     ) -> None:
         self._first = first
         self._later = later
         self._parts = parts
         self._now_ms = now_ms
+        self._gang = gang or Gang(now_ms)
+        self._ranks = OtherRanks(later, self._gang)
         self._spec: SliceSpec | None = None
-        """The pipeline; None: there is none."""
+        """The pipeline, or the gang; None: there is none."""
         self._models: dict[ModelId, ModelSpec] = {}
         self._beside: dict[int, ModelId] = {}
         """Models that the first stage loads beside what it serves, by the number of the load."""
@@ -140,6 +98,7 @@ class PipelineExecutor:
         self._watched: tuple[int, ...] = ()
         if first.fileno() >= 0:
             self._epoll.register(first.fileno(), select.EPOLLIN)
+        self._epoll.register(self._gang.fileno(), select.EPOLLIN)
 
     @property
     def _stages(self) -> int:
@@ -153,18 +112,21 @@ class PipelineExecutor:
             assert self._spec is None, "a real slice has a process of its own"
             self._spec = spec
             self._models = {model.model_id: model for model in spec.models}
-            self._later.start(self._stages)
+            self._later.start(self._stages, is_gang=spec.is_gang)
             self._watched = tuple(self._later.filenos())
             for descriptor in self._watched:
                 self._epoll.register(descriptor, select.EPOLLIN)
+            if spec.is_gang:
+                self._ranks.load(spec)
         self._first.load(spec)
 
     def unload(self, slice_id: SliceId) -> None:
-        """Forget it; a pipeline's processes end."""
-        if self._is_pipeline(slice_id):
+        """Forget it; a pipeline's processes end, and a gang's."""
+        if self._spec is not None and self._spec.slice_id == slice_id:
             for descriptor in self._watched:
                 self._epoll.unregister(descriptor)
             self._later.stop()
+            self._gang.start(1)
             self._spec, self._watched = None, ()
             self._loads.clear()
             self._beside.clear()
@@ -173,6 +135,7 @@ class PipelineExecutor:
 
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """The first stage first."""
+        assert self._spec is None or not self._spec.is_gang, "another model makes it another slice"
         if self._is_pipeline(spec.slice_id):
             (model,) = spec.models
             self._models[model.model_id] = model
@@ -204,6 +167,7 @@ class PipelineExecutor:
         """End the processes and the device's thread."""
         self._later.stop()
         self._first.close()
+        self._gang.close()
         self._epoll.close()
 
     # ------------------------------------------------------------ the driver's side
@@ -215,18 +179,23 @@ class PipelineExecutor:
     @property
     def has_more(self) -> bool:
         """Whether one has."""
-        return self._first.has_more or self._later.has_more
+        return self._first.has_more or self._later.has_more or self._gang.has_more
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When the first stage has something by itself."""
-        return self._first.wake_at_ms
+        """When the first stage has something by itself, or its wait for a rank that failed is over."""
+        moments = (self._first.wake_at_ms, self._gang.fails_at_ms)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:
         """What came of loads and batches."""
         events: list[ExecutorEvent] = []
         for event in self._first.take(limit, now_ms):
-            events += [event] if self._spec is None else self._of_first(event)
+            events += [event] if self._spec is None or self._spec.is_gang else self._of_first(event)
+        if self._spec is not None and self._spec.is_gang:
+            return [*events, *self._ranks.take(limit, now_ms)]
+        if self._gang.has_more:  # steps of one that is no more, which would wake this process for ever
+            self._gang.take(limit, now_ms)
         if self._spec is not None:
             for said in self._later.take(limit, now_ms):
                 events += self._of_later(said)
@@ -371,7 +340,7 @@ class PipelineExecutor:
             self._later.send(stage, UnloadStage(slice_id, model_id))
 
     def _is_pipeline(self, slice_id: SliceId) -> bool:
-        return self._spec is not None and self._spec.slice_id == slice_id
+        return self._spec is not None and self._spec.slice_id == slice_id and self._spec.is_pipeline
 
 
 def _of_all(load: _Load, slo_ms: float) -> ReplicaInfo:

@@ -33,6 +33,7 @@ from roles.gpu_worker.stages.core import (
     StageEvent,
     TellWorker,
 )
+from roles.gpu_worker.stages.later import meeting_of
 from roles.runtime.core import Handle
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
@@ -53,7 +54,7 @@ def run_stage(name: str, stage: int, run_dir: Path, threads: int, addresses: Seq
     die_with_parent()
     set_up_descriptors()
     set_up_logging(name)
-    shell = StageShell(stage, threads, addresses)
+    shell = StageShell(stage, threads, addresses, meeting_of(name.rpartition(".")[0], run_dir))
     driver = Driver([shell.role], MonotonicClock(), on_defect=DefectReport(name, run_dir).end)
     try:
         log.info("stage_starts pid=%d stage=%d", os.getpid(), stage)
@@ -74,6 +75,7 @@ class StageShell:
         stage: int,
         threads: int,
         addresses: Sequence[str],
+        meeting: Path | None = None,
         clock: Clock | None = None,
         transport: Transport = ZMQ,
     ) -> None:
@@ -81,6 +83,7 @@ class StageShell:
         self._clock = clock or MonotonicClock()
         self._threads = threads
         self._stage = stage
+        self._meeting = meeting
         self._pull = transport.bind_payload([addresses[stage]], LinkOptions(is_sharing=False))
         self._push = transport.push()
         self._push.know(WORKER, ONE_START, [addresses[0]])
@@ -175,7 +178,7 @@ class StageShell:
         from roles.gpu_worker.executors.torch import TorchDevice  # noqa: PLC0415  see above
 
         gc.freeze()
-        return TorchDevice(self._clock, self._threads, self._parts)
+        return TorchDevice(self._clock, self._threads, self._parts, self._meeting)
 
 
 def _row(tensor: NamedTensor, row: int) -> NamedTensor:

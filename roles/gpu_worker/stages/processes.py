@@ -17,7 +17,7 @@ from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage
 from fabric.sockets import LinkOptions
 from fabric.transport import ZMQ, PushLink, Transport
-from roles.gpu_worker.stages.executor import StageGone, StageSaid
+from roles.gpu_worker.stages.later import StageGone, StageSaid, meeting_of
 from roles.gpu_worker.stages.process import ONE_START
 from roles.runtime.children import Processes
 
@@ -31,24 +31,28 @@ class StageProcesses:
     def __init__(self, worker_id: str, run_dir: Path, threads: int, transport: Transport = ZMQ) -> None:
         self._worker_id = worker_id
         self._run_dir = run_dir
+        self._meeting = meeting_of(worker_id, run_dir)
         self._threads = threads
         self._transport = transport
         self._processes: Processes | None = None
         self._pull: Link | None = None
         self._push: PushLink | None = None
 
-    def start(self, stages: int) -> None:
+    def start(self, stages: int, *, is_gang: bool = False) -> None:
         """See `LaterStages`. The first of the GPUs that this process may see is its own, the next one the second stage's."""
         addresses = [f"ipc://{self._run_dir / self._worker_id}.{stage}" for stage in range(stages)]
         self._pull = self._transport.bind_payload([addresses[0]], LinkOptions(is_sharing=False))
         self._push = self._transport.push()
         self._processes = Processes()
+        self._meeting.unlink(missing_ok=True)  # of those before
         seen = os.environ.get(VISIBLE, "").split(",")
         for stage in range(1, stages):
             self._push.know(_peer(stage), ONE_START, [addresses[stage]])
             name = f"{self._worker_id}.{stage}"
             command = [sys.executable, "-P", "-m", "roles.gpu_worker.stages", name, str(stage)]
-            command += [str(self._run_dir), str(self._threads), *addresses]
+            command += [str(self._run_dir), str(self._threads)]
+            # What a rank gives goes back to the worker, as if all before it were that one.
+            command += [addresses[0]] * stage + [addresses[stage]] if is_gang else addresses
             environment = {VISIBLE: seen[stage]} if len(seen) >= stages else {}
             self._processes.spawn(name, command, environment)
 
@@ -64,6 +68,7 @@ class StageProcesses:
             self._push.close()
         if self._pull is not None:
             self._pull.close()
+        self._meeting.unlink(missing_ok=True)
         self._processes = self._push = self._pull = None
 
     def filenos(self) -> Sequence[int]:

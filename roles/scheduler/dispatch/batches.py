@@ -321,7 +321,7 @@ class Batches:
         way_ms = max(0.0, free_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
         for other in flights:
             free_at_ms += other.occupied_ms
-        if flights and record.spec.following:
+        if flights and record.spec.is_pipeline:
             free_at_ms = _pipeline_free_at_ms(flights[-1], free_at_ms)
         if free_at_ms < now_ms:
             free_at_ms = now_ms
@@ -407,7 +407,7 @@ def free_from_ms(record: SliceRecord, now_ms: float) -> float:
     flights = record.flights
     if len(flights) >= record.batches_max:
         return NEVER_MS
-    if flights and record.spec.following:
+    if flights and record.spec.is_pipeline:
         return max(now_ms, flights[-1].start_at_ms + flights[-1].occupied_ms)
     return now_ms + sum(flight.exec_ms for flight in flights)
 

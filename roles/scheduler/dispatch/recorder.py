@@ -99,9 +99,12 @@ class BatchRecorder:
         if message.exec_ms:
             self.busy_ms[spec.slice_id, flight.model_id] += message.exec_ms
             share = 1.0 if spec.share_percent is None else spec.share_percent / 100
-            gpus = (spec.gpu, *spec.following)  # stages take about equally long
+            gpus = (spec.gpu, *spec.following)
+            each_ms = message.exec_ms * share
+            if spec.is_pipeline:  # its stages take about equally long
+                each_ms /= len(gpus)
             for gpu in gpus:
-                self.gpu_busy_ms[record.node_id, gpu] += message.exec_ms * share / len(gpus)
+                self.gpu_busy_ms[record.node_id, gpu] += each_ms
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> BatchesRemembered:
         """What an operator asks for, newest first: batches of all models, as they compete."""

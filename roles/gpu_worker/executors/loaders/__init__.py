@@ -7,6 +7,7 @@ same. All of this runs on the executor's thread, because building a large model 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,24 +42,24 @@ _ZOOS = {"torchvision": load_torchvision, "transformers": load_transformers}
 _DEFAULT = LoaderSpec()
 
 
-def load_model(spec: LoaderSpec, device: torch.device) -> LoadedModel:
-    """Load what the specification names. Raises LoaderError; what a user's own code raises passes through."""
+def load_model(spec: LoaderSpec, device: torch.device, rank: int = 0) -> LoadedModel:
+    """Load what the specification names; where it runs in ranks, that one. Raises LoaderError; what a user's own code raises passes through."""
     if (spec.zoo is None) == (spec.python is None):
         raise UnknownModel("a loader needs exactly one of zoo and python")
     if spec.python is not None:
-        return _load_user_model(spec, spec.python, device)
+        return _load_user_model(spec, spec.python, device, rank)
     load = _ZOOS.get(spec.zoo or "")
     if load is None:
         raise UnknownModel(f"there is no model zoo {spec.zoo!r}; there is: {', '.join(_ZOOS)}")
     return load(spec, device)
 
 
-def _load_user_model(spec: LoaderSpec, name: str, device: torch.device) -> LoadedModel:
+def _load_user_model(spec: LoaderSpec, name: str, device: torch.device, rank: int) -> LoadedModel:
     for option in ("arch", "weights", "top_k", "dtype", "channels_last", "config", "from_hub"):
         if getattr(spec, option) != getattr(_DEFAULT, option):
             raise UnknownModel(f"{name} is a class of yours, which {option!r} means nothing to")
     declare_missing_operators()  # the user's module may import torchvision or transformers
-    model = _construct(name)
+    model = _construct(name, {"rank": rank, "world_size": spec.ranks} if spec.ranks else {})
     torch.manual_seed(spec.seed)
     model.load(str(device))
     example = model.example()
@@ -71,7 +72,7 @@ def _load_user_model(spec: LoaderSpec, name: str, device: torch.device) -> Loade
     return LoadedModel(model, example, may_capture=spec.cuda_graphs is True)
 
 
-def _construct(name: str) -> UserModel:
+def _construct(name: str, arguments: Mapping[str, int]) -> UserModel:
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise UnknownModel(f"{name!r} is not of the form module:Class")
@@ -88,5 +89,14 @@ def _construct(name: str) -> UserModel:
     for method in ("pre", "post"):
         if not callable(getattr(class_, method, print)):
             raise NotAModel(f"{name}.{method} is no method; it may be left out")
-    model: UserModel = class_()
+    try:
+        inspect.signature(class_).bind(**arguments)
+    except (TypeError, ValueError) as error:
+        wanted = (
+            "with ranks in its loader it must be constructed as def __init__(self, rank, world_size)"
+            if arguments
+            else "without ranks in its loader it must need no arguments"
+        )
+        raise NotAModel(f"{name}: {wanted} ({error})") from error
+    model: UserModel = class_(**arguments)
     return model

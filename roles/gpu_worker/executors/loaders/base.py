@@ -32,7 +32,7 @@ class NotAModel(LoaderError):
 
 
 class UserModel(Protocol):
-    """What a user's class must have; it is constructed without arguments.
+    """What a user's class must have; it is constructed without arguments, or, in ranks, with `rank` and `world_size`.
 
     It may also have `pre(batch)` and `post(outputs)`, which run before and after `infer`, on the device, and never
     inside a CUDA graph.

@@ -14,6 +14,7 @@ from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 
 CUT = {"python": "a.b:C", "stages": 2}
+RANKS = {"python": "a.b:C", "ranks": 2}
 WHOLE = {"python": "a.b:C"}
 
 
@@ -69,7 +70,7 @@ def test_more_stages_than_equal_gpus_of_a_host_leave_that_model_out_and_serve_th
 def test_when_pipelines_have_all_gpus_the_others_hear_that() -> None:
     placed = cluster({"loader": CUT}, {"loader": WHOLE}, gpus=(2,)).place()
     assert gpus_of(placed) == {"m0": [(0, 1)]}
-    assert [one.reason for one in placed.unplaced] == ["models that must be cut have all GPUs"]
+    assert [one.reason for one in placed.unplaced] == ["models that need several GPUs have them all"]
 
 
 def test_what_no_gpu_holds_is_held_by_several() -> None:
@@ -94,3 +95,49 @@ def test_what_no_gpu_holds_is_held_by_several() -> None:
 def test_what_is_no_number_of_stages_is_refused(stages: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         cluster({"loader": {"python": "a.b:C", "stages": stages}})
+
+
+def test_ranks_have_gpus_of_one_host_and_of_their_own_and_each_a_part_of_the_memory() -> None:
+    assert gpus_of(cluster({"loader": RANKS}, gpus=(1, 4, 2)).place())["m0"] == [(5, 6)]
+    placed = cluster({"loader": WHOLE}, {"loader": RANKS}).place()
+    assert gpus_of(placed)["m1"] == [(0, 1)]
+    large = cluster({"loader": RANKS, "memory_mb": 3000}, memory_gb=2)
+    assert gpus_of(large.place())["m0"] == [(0, 1)]
+    too_large = cluster({"loader": RANKS, "memory_mb": 5000}, memory_gb=2).place()
+    assert "memory: a rank needs" in too_large.unplaced[0].reason
+
+
+def test_more_ranks_than_equal_gpus_of_a_host_leave_that_model_out_and_serve_the_others() -> None:
+    three = {"python": "a.b:C", "ranks": 3}
+    placed = cluster({"loader": three}, {"loader": WHOLE}, gpus=(2, 2)).place()
+    assert list(gpus_of(placed)) == ["m1"]
+    assert [one.reason for one in placed.unplaced] == [
+        "it must run in 3 ranks, each on a GPU of its own; no host has 3 equal GPUs free (the most: 2)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        ({"python": "a.b:C", "ranks": 1}, r"loader\.ranks: is 1; it must be from 2 to 64"),
+        ({"python": "a.b:C", "ranks": 65}, r"loader\.ranks"),
+        ({"python": "a.b:C", "ranks": "two"}, r"loader\.ranks"),
+        ({"python": "a.b:C", "ranks": 2, "stages": 2}, r"loader\.ranks: goes without stages"),
+        ({"python": "a.b:C", "ranks": 2, "cuda_graphs": True}, r"loader\.ranks: goes without cuda_graphs"),
+        ({"zoo": "torchvision", "arch": "resnet18", "ranks": 2}, r"loader\.ranks: belongs to python"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(loader: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        cluster({"loader": loader})
+
+
+def test_an_emulated_model_in_ranks_needs_a_profile_of_all_of_them_together() -> None:
+    def emulated(**model: Any) -> Placement:
+        named = {"name": "m0", "slo_ms": 100, "loader": RANKS, **model}
+        document = {"models": [named], "cluster": {"gpus": 2}, "placement": "exclusive"}
+        return parse_config(document, Path()).place()
+
+    assert emulated().unplaced[0].reason == "it has no profile for GPU type generic"
+    assert gpus_of(emulated(profile={"table": {1: 90}}))["m0"] == [(0, 1)]
+    assert "below the 110 ms" in emulated(profile={"table": {1: 110}}).unplaced[0].reason

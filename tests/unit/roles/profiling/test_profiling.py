@@ -49,6 +49,16 @@ def test_words_that_mean_nothing_are_refused_before_anything_starts(
     assert reason in str(error)
 
 
+def test_a_model_in_ranks_is_measured_by_its_worker(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(
+        'models: [{name: m, slo_ms: 9, loader: {python: "a.b:C", ranks: 2}}]\ncluster: {gpus: 2}\n'
+    )
+    _, _, error = run("m", "--file", str(path))
+    assert isinstance(error, ConfigError)
+    assert "model m runs in 2 ranks, and one process is measured here" in str(error)
+
+
 # ---------------------------------------------------------------- parts
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fabric.errors import ConfigError
-from fabric.ids import ModelId
+from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
 from roles.config.read_config import ClusterConfig, parse_config
+from roles.scheduler.fleet import BATCHES_PER_SLICE, SliceRecord
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import SimulatedRun, simulate
 from roles.workload.arrivals import workload_of
@@ -174,10 +176,16 @@ def test_slices_that_slow_each_other_down_a_little_still_meet_their_slos(batchin
     assert run.outcome.worst_bad_rate < 0.01
 
 
-def cut_models(loader: dict[str, Any], placement: Any, device: str = "cpu") -> ClusterConfig:
-    model = {"name": "a", "slo_ms": 100, "loader": {"python": "a.b:C", **loader}}
+def cut_models(
+    loader: dict[str, Any],
+    placement: Any,
+    device: str = "cpu",
+    beside: Sequence[dict[str, Any]] = (),
+    **keys: Any,
+) -> ClusterConfig:
+    model = {"name": "a", "slo_ms": 100, "loader": {"python": "a.b:C", **loader}, **keys}
     document = {
-        "models": [model],
+        "models": [model, *beside],
         "cluster": {"nodes": [{"host": "a", "gpus": 3, "device": device}]},
         "placement": placement,
     }
@@ -206,4 +214,29 @@ def test_a_model_on_more_or_fewer_gpus_than_its_stages_is_refused(following: lis
     pipeline = {"gpu": 0, "following": following, "models": [{"model": "a"}]}
     cluster = cut_models({"stages": 2}, {"given": {"slices": [pipeline]}})
     with pytest.raises(ConfigError, match=rf"model a must be cut into 2 stages .* puts it {where}"):
+        settings_from(cluster)
+
+
+def test_a_model_in_ranks_is_one_gang_whose_profile_is_of_all_of_them() -> None:
+    cluster = cut_models({"ranks": 2}, "exclusive", profile={"table": {1: 10, 2: 15}})
+    ((_, spec),) = settings_from(cluster).slices
+    assert (spec.gpu, spec.following, spec.is_gang, spec.is_pipeline) == (0, (1,), True, False)
+    assert (spec.models[0].exec_ms, spec.models[0].stages_ms) == ((10.0, 15.0), ())
+    record = SliceRecord(spec, NodeId("a"), 0)
+    assert record.batches_max == BATCHES_PER_SLICE, "one runs on all its GPUs, one waits"
+
+
+@pytest.mark.parametrize(("following", "where"), [([], "one GPU"), ([1, 2], "3 GPUs")])
+def test_a_model_on_more_or_fewer_gpus_than_its_ranks_is_refused(following: list[int], where: str) -> None:
+    gang = {"gpu": 0, "following": following, "models": [{"model": "a"}]}
+    cluster = cut_models({"ranks": 2}, {"given": {"slices": [gang]}})
+    with pytest.raises(ConfigError, match=rf"model a runs in 2 ranks .* puts it on {where}; each rank"):
+        settings_from(cluster)
+
+
+def test_a_gang_shares_its_slice_with_no_other_model() -> None:
+    gang = {"gpu": 0, "following": [1], "models": [{"model": "a"}, {"model": "b"}]}
+    other = {"name": "b", "slo_ms": 100, "loader": {"python": "a.b:C"}}
+    cluster = cut_models({"ranks": 2}, {"given": {"slices": [gang]}}, beside=[other])
+    with pytest.raises(ConfigError, match=r"model a runs in ranks .* needs its slice for itself"):
         settings_from(cluster)

@@ -40,7 +40,8 @@ from roles.gpu_worker.executors.base import (
     RunFailed,
     Shrunk,
 )
-from roles.gpu_worker.stages.executor import PipelineExecutor, StageGone, StageSaid
+from roles.gpu_worker.stages.executor import PipelineExecutor
+from roles.gpu_worker.stages.later import StageGone, StageSaid
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
 OTHER = ModelId("other")
@@ -105,7 +106,7 @@ class Later:
     is_full: bool = False
     error: Exception | None = None
 
-    def start(self, stages: int) -> None:
+    def start(self, stages: int, *, is_gang: bool = False) -> None:
         self.started = stages
 
     def send(self, stage: int, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
