@@ -93,6 +93,7 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "loader.top_k": model(loader={"zoo": "torchvision", "arch": "resnet50", "top_k": x}),
         "loader.seed": model(loader={**loader, "seed": x}),
         "loader.stages": model(loader={**loader, "stages": x}),
+        "loader.ranks": model(loader={"python": "a:B", "ranks": x}),
         "loader.sequence_length": model(loader={**loader, "sequence_length": x}),
         "cluster.gpus": cluster(gpus=x),
         "cluster.frontends": cluster(gpus=1, frontends=x),
