@@ -10,7 +10,7 @@ from fabric.messages.models import LeftOut, ReplicaInfo
 class SliceReady(Message, frozen=True, tag=20):
     """Worker -> scheduler and agent: this slice is loaded, warm and takes inputs at `addresses`.
 
-    `left_out`: models it should host and does not.
+    `left_out`: models it should host and does not. `epoch`: of the scheduler whose commands it obeys; 0: of one that has none.
     """
 
     slice_id: SliceId
@@ -20,6 +20,7 @@ class SliceReady(Message, frozen=True, tag=20):
     addresses: Addresses
     replicas: Listed[ReplicaInfo]
     left_out: Listed[LeftOut] = ()
+    epoch: int = 0
 
 
 class RunBatch(Message, frozen=True, tag=21):

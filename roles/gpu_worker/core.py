@@ -276,7 +276,8 @@ class WorkerCore:
         """Commands of that epoch count, from the scheduler at these addresses; it may not know anything of us."""
         if self._stop_by_ms is not None:
             return []
-        is_another, self._epoch = epoch != self._epoch, epoch
+        is_another = epoch != self._epoch
+        self._epoch = self._registration.epoch = epoch
         if addresses and addresses != self._scheduler_addresses:
             self._scheduler_addresses = addresses
             self._registration.scheduler_gone()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.ids import Incarnation, NodeId, SliceId
+from fabric.link import NO_EPOCH
 from fabric.messages import Directory, SliceReady
 from roles.gpu_worker.slices import HostedSlice, HostedState
 from roles.runtime.core import SCHEDULER, Send
@@ -34,6 +35,7 @@ class Registration:
 
     def __init__(self, identity: WorkerIdentity, slices: Mapping[SliceId, HostedSlice]) -> None:
         self.node_id = NodeId("")
+        self.epoch = NO_EPOCH
         self.wake_at_ms: float | None = None
         """When something has to be said again; None: the scheduler knows it all, or is away."""
         self._identity = identity
@@ -90,6 +92,7 @@ class Registration:
             addresses=self._identity.addresses,
             replicas=slice_.offered,
             left_out=slice_.left_out,
+            epoch=self.epoch,
         )
 
     def _introduce(self, slices: Iterable[HostedSlice], now_ms: float) -> list[Send]:

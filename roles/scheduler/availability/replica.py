@@ -236,13 +236,15 @@ class SchedulerReplica:
             if self._is_too_early(peer, message):
                 if isinstance(message, Ping):
                     actions.append(Send(peer, Pong(message.number)))
+            elif isinstance(message, SliceReady) and (self._core is None or not self._is_obeyed_by(message)):
+                # Its worker would refuse what we send it now. Its agent may have granted an epoch of which we hear next; else the
+                # worker says this again when it has.
+                self._remember_early(event, message.slice_id)
             elif self._core is not None:
                 if type(message) in _CHANGES and len(self._asked) < EARLY_MAX:
                     self._asked.add((peer, message.request_no))  # type: ignore[union-attr]  # all of them have one
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
-            elif isinstance(message, SliceReady):
-                self._remember_early(event, message.slice_id)
             elif type(message) in _CHANGES:
                 reason = f"{self._own_id} stands by: ask the active scheduler"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
@@ -284,6 +286,9 @@ class SchedulerReplica:
         """
         is_fresh = self._core is not None and self._is_fresh
         return is_fresh and type(message) in _OF_FRONTENDS and _is_frontend(peer)
+
+    def _is_obeyed_by(self, ready: SliceReady) -> bool:
+        return ready.epoch == self._election.epoch
 
     def _note_ready(self, message: object) -> None:
         if self._gathering is not None and isinstance(message, SliceReady):
@@ -362,7 +367,7 @@ class SchedulerReplica:
             if isinstance(message, NodeHello) and message.epoch == self._election.epoch:
                 self._await_slices(message)
                 self._to_core(event, actions, now_ms)
-            elif isinstance(message, SliceReady):
+            elif isinstance(message, SliceReady) and self._is_obeyed_by(message):
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
 

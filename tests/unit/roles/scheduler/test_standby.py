@@ -30,6 +30,7 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
+    replaced,
 )
 from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
@@ -101,6 +102,10 @@ class Stage:
         report = LeaseReport(NODE, ask.epoch, "scheduler-1", BORN, is_free=False, number=ask.number)
         return self.hear(AGENT, report)
 
+    def slice_ready(self, epoch: int | None = None) -> list[ReplicaAction]:
+        """Its worker obeys us, or whoever has that epoch."""
+        return self.hear(WORKER, replaced(READY, epoch=self.replica.epoch if epoch is None else epoch))
+
     def node_hello(self, *ready: SliceId) -> list[ReplicaAction]:
         slices = tuple(SliceStatus(slice_id, BORN, SliceState.READY) for slice_id in ready)
         hello = NodeHello(NODE, BORN, (), slices, False, self.replica.epoch, "scheduler-1", BORN, False)
@@ -131,7 +136,7 @@ def test_frontends_are_told_last() -> None:
     (core,) = stage.cores
     stage.node_hello(READY.slice_id)
     assert [type(message) for message in core.heard] == [NodeHello]
-    stage.hear(WORKER, READY)
+    stage.slice_ready()
     assert [type(message) for message in core.heard] == [NodeHello, SliceReady, FrontendHello]
 
 
@@ -141,7 +146,7 @@ def test_they_do_not_wait_for_ever() -> None:
     stage.take_over()
     stage.hear(PeerId("frontend-1/0"), FrontendHello(FrontendId("frontend-1"), BORN, ()))
     stage.node_hello(READY.slice_id, SliceId("a/gpu1/0"))
-    stage.hear(WORKER, READY)
+    stage.slice_ready()
     assert [type(message) for message in stage.cores[0].heard] == [NodeHello, SliceReady]
     stage.now_ms += GATHER_MS
     stage.replica.handle(Tick(), stage.now_ms)
@@ -156,18 +161,43 @@ def test_while_nothing_is_ready_they_wait_longer() -> None:
     stage.now_ms += GATHER_MS
     stage.replica.handle(Tick(), stage.now_ms)
     assert FrontendHello not in map(type, stage.cores[0].heard)
-    stage.hear(WORKER, READY)
+    stage.slice_ready()
     assert type(stage.cores[0].heard[-1]) is FrontendHello, "one of two is enough by then"
 
 
 def test_what_is_said_before_a_majority_has_granted_is_not_lost() -> None:
     stage = Stage()
     stage.hear(FRONTEND, HELLO)
-    stage.hear(WORKER, READY)
+    stage.slice_ready(33)
     hello = NodeHello(NODE, BORN, (), (SliceStatus(READY.slice_id, BORN, SliceState.READY),), False, 33)
     stage.hear(AGENT, hello)
     stage.take_over()
     assert [type(message) for message in stage.cores[0].heard] == [NodeHello, SliceReady, FrontendHello]
+
+
+def test_a_slice_is_there_once_its_worker_obeys_us() -> None:
+    """What we sent it before came back at once, and went out again, until its requests had no try left."""
+    stage = Stage()
+    stage.take_over()
+    (core,) = stage.cores
+    stage.node_hello(READY.slice_id)
+    stage.slice_ready(stage.replica.epoch - 16)
+    assert [type(message) for message in core.heard] == [NodeHello]
+    stage.slice_ready()
+    assert [type(message) for message in core.heard] == [NodeHello, SliceReady]
+
+
+def test_a_worker_may_obey_us_before_we_know_of_it() -> None:
+    """Its agent tells it and us at one moment; a scheduler without a standby has its core by then."""
+    stage = Stage()
+    stage.replica = SchedulerReplica(ReplicaSettings(BORN, Electorate(frozenset({NODE}))), stage._make)
+    asked = stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", Incarnation("9"), is_free=True))
+    (ask,) = [one.message for one in asked if isinstance(one, Send) and isinstance(one.message, LeaseAsked)]
+    stage.slice_ready(16)
+    stage.slice_ready(ask.epoch)
+    assert SliceReady not in [type(message) for message in stage.cores[0].heard]
+    stage.hear(AGENT, LeaseReport(NODE, ask.epoch, "scheduler-0", BORN, is_free=False, number=ask.number))
+    assert [type(message) for message in stage.cores[0].heard].count(SliceReady) == 1
 
 
 def test_who_left_before_is_not_told() -> None:
@@ -252,7 +282,7 @@ def test_one_alone_has_its_core_from_the_start_and_keeps_it() -> None:
     stage = alone()
     (core,) = stage.cores
     stage.node_hello(READY.slice_id)
-    stage.hear(WORKER, READY)
+    stage.slice_ready()
     assert [type(message) for message in core.heard] == [NodeHello, SliceReady, FrontendHello]
     stage.now_ms = 100 * HELD_MS
     stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0))
@@ -309,7 +339,7 @@ def test_a_frontend_hears_nothing_of_a_cluster_that_is_not_known_yet(message: An
         assert not [one for one in said if isinstance(one.message, Directory)]
         if isinstance(message, Ping):
             assert said == [Send(peer, Pong(1))], "it is there"
-    opened = [one.message for one in stage.hear(WORKER, READY) if isinstance(one, Send)]
+    opened = [one.message for one in stage.slice_ready() if isinstance(one, Send)]
     (directory,) = [one for one in opened if isinstance(one, Directory) and one.frontends][-1:]
     assert len(directory.slices) == 1
 
@@ -328,7 +358,7 @@ def test_nor_of_a_scheduler_without_a_standby_that_was_started_again() -> None:
     stage.now_ms += 5.0
     said += stage.replica.handle(Tick(), stage.now_ms)
     assert not [one for one in said if isinstance(one, Send) and isinstance(one.message, Directory)]
-    opened = [one.message for one in stage.hear(WORKER, READY) if isinstance(one, Send)]
+    opened = [one.message for one in stage.slice_ready() if isinstance(one, Send)]
     (directory,) = [one for one in opened if isinstance(one, Directory) and one.frontends][-1:]
     assert len(directory.slices) == 1
 
