@@ -23,7 +23,6 @@ from typing import Final
 
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import BatchId, Epoch, ModelId, SliceId
-from fabric.link import NO_EPOCH
 from fabric.messages import (
     AnyMessage,
     Directory,
@@ -144,8 +143,6 @@ class WorkerCore:
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._scheduler_addresses: tuple[str, ...] = ()
         self._heartbeats = HeartbeatTiming()
-        self._epoch = NO_EPOCH
-        """The agent's: commands of any other are refused."""
         self._adoption = Adoption(identity, outlive_ms)
         self._tell_agent_at_ms: float | None = None
         """When it has to hear again how the slices are."""
@@ -167,7 +164,7 @@ class WorkerCore:
                     return []
                 if peer == AGENT:
                     return self._heard_agent(message, late_ms, now_ms)
-                if event.epoch != self._epoch:
+                if event.epoch != self._registration.epoch:
                     return self._refuse_epoch(message)
                 return self._heard_scheduler(message, late_ms, now_ms)
             case InputsCame():
@@ -276,8 +273,7 @@ class WorkerCore:
         """Commands of that epoch count, from the scheduler at these addresses; it may not know anything of us."""
         if self._stop_by_ms is not None:
             return []
-        is_another = epoch != self._epoch
-        self._epoch = self._registration.epoch = epoch
+        is_another, self._registration.epoch = epoch != self._registration.epoch, epoch
         if addresses and addresses != self._scheduler_addresses:
             self._scheduler_addresses = addresses
             self._registration.scheduler_gone()

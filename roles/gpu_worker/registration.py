@@ -36,6 +36,7 @@ class Registration:
     def __init__(self, identity: WorkerIdentity, slices: Mapping[SliceId, HostedSlice]) -> None:
         self.node_id = NodeId("")
         self.epoch = NO_EPOCH
+        """The agent's: commands of any other are refused."""
         self.wake_at_ms: float | None = None
         """When something has to be said again; None: the scheduler knows it all, or is away."""
         self._identity = identity

@@ -79,7 +79,7 @@ _CHANGES: Final = frozenset(get_args(PlanRequest))
 _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
-_LOOKED_AT: Final = _ALSO_HEARD | _CHANGES
+_LOOKED_AT: Final = _ALSO_HEARD | _CHANGES | {SliceReady}
 EARLY_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
@@ -87,7 +87,7 @@ GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
 """What a frontend says to a scheduler that it takes for the one that lists it."""
-_GATHERED: Final = _LOOKED_AT | {SliceReady, SliceChanged} | _OF_FRONTENDS
+_GATHERED: Final = _LOOKED_AT | {SliceChanged} | _OF_FRONTENDS
 """What the replica looks at while it gathers."""
 
 
@@ -170,7 +170,7 @@ class SchedulerReplica:
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
         self._early: dict[tuple[PeerId, str], Heard] = {}
-        """What agents that granted already, and their workers, say before a majority has."""
+        """What agents that granted already, and their workers, say before a majority has, or obey another epoch than ours."""
         self._also_heard = _GATHERED
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
         rules: dict[type, Rule] = {

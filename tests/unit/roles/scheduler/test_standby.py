@@ -185,6 +185,10 @@ def test_a_slice_is_there_once_its_worker_obeys_us() -> None:
     assert [type(message) for message in core.heard] == [NodeHello]
     stage.slice_ready()
     assert [type(message) for message in core.heard] == [NodeHello, SliceReady]
+    stage.slice_ready(stage.replica.epoch - 16)
+    assert [type(message) for message in core.heard] == [NodeHello, SliceReady], (
+        "also when frontends have heard of us"
+    )
 
 
 def test_a_worker_may_obey_us_before_we_know_of_it() -> None:
