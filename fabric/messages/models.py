@@ -121,6 +121,11 @@ class SliceSpec(Value, frozen=True):
         """Whether it has a stage of its models on each of several GPUs."""
         return bool(self.following) and not self.is_gang
 
+    @property
+    def stages(self) -> int:
+        """Into how many stages its models are cut, one on each of its GPUs; 1 unless it is a pipeline."""
+        return 1 + len(self.following) if self.is_pipeline else 1
+
     def is_same_but_models(self, other: SliceSpec) -> bool:
         """Whether a worker that serves one of the two can become the other: nothing but the models differs.
 

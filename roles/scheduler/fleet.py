@@ -121,7 +121,7 @@ class SliceRecord:
     @property
     def batches_max(self) -> int:
         """How many it may hold: one waits, and one runs, on a pipeline one on each of its GPUs."""
-        return BATCHES_PER_SLICE + (len(self.spec.following) if self.spec.is_pipeline else 0)
+        return BATCHES_PER_SLICE - 1 + self.spec.stages
 
     @property
     def targets(self) -> Mapping[ModelId, tuple[int | None, float]]:

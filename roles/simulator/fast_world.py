@@ -397,12 +397,8 @@ class FastWorld:
                 gpus = [self._gpus[node_id, gpu] for gpu in (spec.gpu, *spec.following)]
                 self._started += 1
                 worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
-                if spec.is_gang:
-                    slice_ = SimulatedGang(spec, node_id, worker, gpus, self)
-                elif spec.following:
-                    slice_ = SimulatedPipeline(spec, node_id, worker, gpus, self)
-                else:
-                    slice_ = SimulatedSlice(spec, node_id, worker, gpus[0], self)
+                kind = SimulatedGang if spec.is_gang else SimulatedSlice
+                slice_ = (SimulatedPipeline if spec.is_pipeline else kind)(spec, node_id, worker, gpus, self)
                 gpus[0].slices.append(slice_)
                 self._slices[spec.slice_id] = slice_
                 self._nodes_slices.setdefault(node_id, []).append(spec.slice_id)

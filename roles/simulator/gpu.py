@@ -100,14 +100,20 @@ class SimulatedSlice:
     """One slice and the worker on it. `running` is what it runs now, `free_at_ms` when its last batch ends or ended."""
 
     def __init__(
-        self, spec: SliceSpec, node_id: NodeId, peer: PeerId, gpu: SimulatedGpu, world: SimulatedSurroundings
+        self,
+        spec: SliceSpec,
+        node_id: NodeId,
+        peer: PeerId,
+        gpus: Sequence[SimulatedGpu],
+        world: SimulatedSurroundings,
     ) -> None:
         self.spec = spec
         self.node_id = node_id
         self.peer = peer
         self.loaded: set[ModelId] = set()
         """Models that it hosts by now."""
-        self.gpu = gpu
+        self.gpu = gpus[0]
+        self._gpus = gpus
         self.running: Running | None = None
         self.alone_ms: dict[ModelId, Sequence[float]] = {
             model.model_id: self._alone_ms(model) for model in spec.models

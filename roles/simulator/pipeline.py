@@ -25,9 +25,8 @@ class SimulatedPipeline(SimulatedSlice):
         world: SimulatedSurroundings,
     ) -> None:
         self._stages_ms: dict[ModelId, Sequence[Sequence[float]]] = {}
-        self._gpus = gpus
         self._free_at_ms = [0.0] * len(gpus)
-        super().__init__(spec, node_id, peer, gpus[0], world)
+        super().__init__(spec, node_id, peer, gpus, world)
 
     def _alone_ms(self, model: ModelSpec) -> Sequence[float]:
         self._stages_ms[model.model_id] = model.stages_ms
@@ -68,17 +67,6 @@ class SimulatedPipeline(SimulatedSlice):
 
 class SimulatedGang(SimulatedSlice):
     """One batch at a time, for which all its GPUs are busy."""
-
-    def __init__(
-        self,
-        spec: SliceSpec,
-        node_id: NodeId,
-        peer: PeerId,
-        gpus: Sequence[SimulatedGpu],
-        world: SimulatedSurroundings,
-    ) -> None:
-        self._gpus = gpus
-        super().__init__(spec, node_id, peer, gpus[0], world)
 
     def _end(self, job: SimulatedJob, now_ms: float) -> None:
         job.stages = tuple((gpu.number, job.started_at_ms, now_ms) for gpu in self._gpus)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from fabric.client import Client, InferResult
+from fabric.client import Client
 from fabric.clock import MonotonicClock
-from fabric.errors import RequestError
-from fabric.messages import LoaderSpec
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
-from roles.gpu_worker.executors.loaders import load_model
 from tests.integration.proc import processes_naming, until
+from tests.integration.served_rows import ServedRows
 from tests.models.chain import WIDTH
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,46 +61,20 @@ placement: exclusive
 def test_a_model_on_three_devices_answers_as_it_does_whole_and_comes_back_when_a_stage_is_killed(
     tmp_path: Path,
 ) -> None:
-    inputs = np.random.default_rng(1).normal(size=(20, WIDTH)).astype(np.float32)
-    model = load_model(LoaderSpec(python="tests.models.chain:Chain"), torch.device("cpu")).model
-    with torch.inference_mode():
-        expected = model.infer({"x": torch.from_numpy(inputs)})["y"].numpy()
+    rows = ServedRows("cut", "tests.models.chain:Chain", WIDTH)
 
-    async def compared(client: Client) -> None:
-        answers = await asyncio.gather(*(client.infer("cut", {"x": row}) for row in inputs))
-        for answer, row in zip(answers, expected, strict=True):
-            assert np.allclose(answer.outputs["y"], row, rtol=0, atol=1e-5)
-
-    async def until_served(client: Client) -> None:
-        for _ in range(1_000):
-            with contextlib.suppress(RequestError):
-                await client.infer("cut", {"x": inputs[0]})
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError("it is not served again")
-
-    def stages(cluster: TemporaryCluster) -> list[int]:
+    def stages() -> list[int]:
         found = processes_naming("roles.gpu_worker.stages")
         return sorted(pid for pid, command in found.items() if str(cluster.run_dir) in command)
 
     async def scenario(cluster: TemporaryCluster) -> None:
         async with Client(cluster.endpoints["client"]) as client:
-            await until_served(client)
-            await compared(client)
-            before = stages(cluster)
-            assert len(before) == 2
-            asked = [asyncio.create_task(client.infer("cut", {"x": row})) for row in inputs]
-            await asyncio.sleep(0)
-            os.kill(before[1], signal.SIGKILL)
-            fates = await asyncio.gather(*asked, return_exceptions=True)
-            assert all(isinstance(one, InferResult | RequestError) for one in fates)
-            await until_served(client)
-            await compared(client)
-            assert len(stages(cluster)) == 2
-            assert not set(stages(cluster)) & set(before), "all of it was started again"
+            await rows.compared(client)
+            assert len(stages()) == 2
+            await rows.survive(client, 1, stages)
 
     path = tmp_path / "cluster.yaml"
     path.write_text(CUT, encoding="utf-8")
     with temporary_cluster(path) as cluster:
         asyncio.run(scenario(cluster))
-    until(lambda: not stages(cluster), what="the end of all stages")
+    until(lambda: not stages(), what="the end of all stages")

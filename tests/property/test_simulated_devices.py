@@ -121,7 +121,7 @@ class Stage:
         self.slices: dict[str, SimulatedSlice] = {}
         for name, number in reference.gpu_of.items():
             spec = SliceSpec(SliceId(name), number, "emulated", reference.share_percent[name], models)
-            self.slices[name] = SimulatedSlice(spec, NodeId("n"), PeerId(name), gpus[number], self)
+            self.slices[name] = SimulatedSlice(spec, NodeId("n"), PeerId(name), [gpus[number]], self)
             gpus[number].slices.append(self.slices[name])
 
     def schedule(self, at_ms: float, callback: Callable[[Any, float], None], argument: object) -> None:

@@ -72,9 +72,8 @@ class EmulatedExecutor:
         """Ready at once, but for models that say too little about their run times."""
         replicas = []
         left_out = []
-        stages = 1 + len(spec.following) if spec.is_pipeline else 1
         for model in spec.models:
-            problem = _problem(model, stages)
+            problem = _problem(model, spec.stages)
             if problem:
                 left_out.append(LeftOut(spec.slice_id, model.model_id, problem))
             else:
@@ -87,7 +86,7 @@ class EmulatedExecutor:
         self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
         if spec.is_pipeline:
             self._stages_ms[spec.slice_id] = {model.model_id: model.stages_ms for model in spec.models}
-        self._free_at_ms[spec.slice_id] = [0.0] * stages
+        self._free_at_ms[spec.slice_id] = [0.0] * spec.stages
         self._ready.append(loaded(spec, replicas, left_out))
 
     def unload(self, slice_id: SliceId) -> None:
@@ -100,7 +99,7 @@ class EmulatedExecutor:
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """Ready at once, as a slice is."""
         (model,) = spec.models
-        slice_id, problem = spec.slice_id, _problem(model, 1 + len(spec.following) if spec.is_pipeline else 1)
+        slice_id, problem = spec.slice_id, _problem(model, spec.stages)
         if not problem:
             try:
                 self._colocated.widen(spec)

@@ -168,7 +168,7 @@ class TorchDevice:
     ) -> LoadedModel:
         if slice_.is_gang:
             return self._rank(slice_, model_id, loader, device)
-        stages = 1 + len(slice_.following)
+        stages = slice_.stages
         if loader.stages not in (0, stages):
             raise ConfigError(
                 f"model {model_id!r} must be cut into {loader.stages} stages; its slice has {stages} GPUs"
