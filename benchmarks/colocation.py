@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figures, Line, add_json_option, tell
 from fabric.messages import LoaderSpec
-from profiles.igniter.coefficients import Resident, predict_ms, read_coefficients, read_hardware
+from profiles.igniter.performance_model import Resident, predict_ms, read_coefficients, read_hardware
 from profiles.measured import MeasuredProfile
 from profiles.store import read_measured
 from roles.node_agent.discovery import NvmlUnavailable

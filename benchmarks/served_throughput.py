@@ -30,7 +30,7 @@ from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
 from roles.benchmark.temporary_cluster import temporary_cluster
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import device_named
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 

@@ -21,7 +21,7 @@ from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import JobPart
 from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import device_named
 
 WARM = 5

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from fabric.errors import ProfileError
-from profiles.igniter.coefficients import EstimatedIgniterProfile, read_coefficients, read_hardware
+from profiles.igniter.performance_model import EstimatedIgniterProfile, read_coefficients, read_hardware
 from profiles.model import TableProfile
 from profiles.requirements import Requirements, Usage
 

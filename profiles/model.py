@@ -1,7 +1,7 @@
 """ModelProfile: what a batch of a model takes on one type of GPU, and how much memory it needs.
 
 Three kinds of it: a line (Symphony's l(b) = alpha b + beta), a table of measured points (linear between
-them), and a performance model (`profiles/igniter/coefficients.py`). All answer in milliseconds, never fall as the batch
+them), and a performance model (`profiles/igniter/performance_model.py`). All answer in milliseconds, never fall as the batch
 grows, and refuse to guess outside what they know unless asked to extrapolate.
 
 A profile that was never measured by MPS share holds for every share: how much slower a smaller share is, is

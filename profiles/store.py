@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from fabric.errors import ProfileError
 from profiles.gpu import MIB, gpu_profile
-from profiles.igniter.coefficients import (
+from profiles.igniter.performance_model import (
     EstimatedIgniterProfile,
     IgniterProfile,
     read_coefficients,

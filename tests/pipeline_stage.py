@@ -65,7 +65,7 @@ from roles.gpu_worker.stages.core import (
     TellWorker,
 )
 from roles.gpu_worker.stages.executor import PipelineExecutor
-from roles.gpu_worker.stages.later import StageGone, StageSaid
+from roles.gpu_worker.stages.later_stages import StageGone, StageSaid
 from roles.runtime.core import SCHEDULER, Handle, Send, Tick
 from roles.scheduler.fleet import SliceRecord
 from roles.scheduler.peer_checks import _check_replicas

@@ -13,7 +13,7 @@ from torch import Tensor
 from fabric.messages import LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 TOKENS = 512
 BLOOM_560 = {"vocab_size": 250_880, "hidden_size": 1024, "n_layer": 24, "n_head": 16}

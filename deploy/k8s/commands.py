@@ -16,7 +16,8 @@ from deploy.k8s.requirements import checked_image, checked_namespace, wanted_of
 from deploy.ssh.config_bundle import Source
 from fabric.errors import ConfigError
 from fabric.keys import naming_path
-from roles.cli.options import echo_json, file_argument, json_option, remark
+from roles.cli.json_output import echo_json
+from roles.cli.options import file_argument, json_option, remark
 
 _Check = Callable[[str], str]
 

@@ -15,7 +15,8 @@ from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
-from roles.cli.options import as_plain, chosen_run_dir, echo_json, json_option, remark, run_dir_flag
+from roles.cli.json_output import as_plain, echo_json
+from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
 from roles.cli.restart import tell_processes
 from roles.config.read_config import load_config
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL

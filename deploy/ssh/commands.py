@@ -18,7 +18,8 @@ from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
 from deploy.ssh.steps import Plan, counted
 from fabric.errors import FabricError, PeerLost
 from roles.cli.console import plain_console
-from roles.cli.options import echo_json, file_argument, json_option
+from roles.cli.json_output import echo_json
+from roles.cli.options import file_argument, json_option
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import EXIT_UNREACHABLE
 

@@ -23,7 +23,8 @@ from deploy.ssh.shell import Deployment
 from fabric.clock import WallClock
 from fabric.errors import FabricError
 from roles.cli.console import plain_console
-from roles.cli.options import echo_json, file_argument, json_option
+from roles.cli.json_output import echo_json
+from roles.cli.options import file_argument, json_option
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 HOLD_S: Final = 0.5

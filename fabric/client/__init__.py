@@ -11,7 +11,7 @@ answers, if the client was given several; else `PeerLost` says so.
 
 from fabric.client.asynchronous import Client, InferResult, Inputs, RunResult
 from fabric.client.blocking import BlockingClient
-from fabric.client.options import ClientOptions
+from fabric.client.client_options import ClientOptions
 from fabric.client.status import ask_status
 
 __all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "RunResult", "ask_status"]

@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
-from fabric.client.options import ClientOptions
 from fabric.client.retries import RetryBudget
 from fabric.errors import (
     ConfigError,

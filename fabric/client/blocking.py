@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from fabric.client.asynchronous import Client, InferResult, Inputs, RunResult, limit_ms_of
-from fabric.client.options import ClientOptions
+from fabric.client.client_options import ClientOptions
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo
 

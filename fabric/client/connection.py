@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from fabric.client.options import ClientOptions
+from fabric.client.client_options import ClientOptions
 from fabric.client.retries import Circuit
 from fabric.codec import BULKY_HEADER_BYTES_MAX
 from fabric.curve import guarded
 from fabric.heartbeats import Liveness
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
 from fabric.keys import Keyring
-from fabric.lateness_quantile import LearnedWay
+from fabric.learned_margin import LearnedWay
 from fabric.link import NamedTensor, Received
 from fabric.messages import AnyMessage, Infer, ModelInfo, Ping, Pong, Unready
 from fabric.outbox import Outbox

@@ -2,7 +2,7 @@
 
 A request may bear one, from the SDK to `RequestRun.priority`; else its model's counts. It decides in three places:
 
-- which requests of a flood are admitted at all: shares of device time go to the highest first (`admission.py`);
+- which requests of a flood are admitted at all: shares of device time go to the highest first (`overload_shares.py`);
 - which of a model's waiting requests a batch takes that cannot take all: `by_priority`, in `RunQueue.pop_by_priority`;
 - which of two models gets a slice whose batches must start by the same moment (`matchmaking/pools.py`).
 """

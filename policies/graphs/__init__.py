@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from fabric.errors import ConfigError
 from policies.graphs.budgets import Budgets, RunTimes, equal, nexus, pooled, proportional
+from policies.graphs.deadline_rules import Carried, DeadlineRule, Pard, Split
 from policies.graphs.fan_outs import FanOut as FanOut
 from policies.graphs.graph import Graph
-from policies.graphs.measured import Measured
-from policies.graphs.rules import Carried, DeadlineRule, Pard, Split
+from policies.graphs.stage_times import Measured
 
 DEFAULT = "carried"
 GRAPH_DEADLINES = ("carried", "nexus", "equal", "proportional", "pard")

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.graphs.division import Costs, divide
 from policies.graphs.graph import Graph
+from policies.graphs.nexus_program import Costs, divide
 
 STEPS = 500  # of an SLO: Nexus' own example has as many
 _ROUNDS = 4  # of rate and budgets, each from the other: they settle within three

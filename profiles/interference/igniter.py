@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
-from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
+from profiles.igniter.performance_model import IgniterProfile, Resident, predict_ms
 from profiles.interference.base import InterferenceLaw, Running
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fabric.errors import DeadlineExceeded, Overloaded
+from policies.graphs.deadline_rules import DeadlineRule
 from policies.graphs.graph import FAN_OUT_MAX, REQUESTS_MAX, Graph, Stage
-from policies.graphs.measured import Measured
-from policies.graphs.rules import DeadlineRule
+from policies.graphs.stage_times import Measured
 from roles.applications.events import (
     Abandoned,
     ApplicationAction,

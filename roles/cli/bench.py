@@ -19,11 +19,11 @@ from roles.benchmark.verdict import LoadRun
 from roles.cli.cluster_tables import brief
 from roles.cli.console import plain_console
 from roles.cli.infer import running_frontends
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     PROCESSES_MAX,
     IntRange,
     duration_option,
-    echo_json,
     file_argument,
     json_option,
     key_option,

@@ -12,11 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from roles.cli.console import plain_console
-from roles.cli.options import echo_json
+from roles.cli.json_output import echo_json
 from roles.cli.overrides import override_options
 from roles.cli.whole_help import WholeHelpGroup
+from roles.config.json_schema import json_schema
 from roles.config.read_config import Overrides, config_origins, load_config
-from roles.config.schema import json_schema
 from roles.runtime.environment import run_dir
 
 

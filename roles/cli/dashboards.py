@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from fabric.errors import FabricError
-from roles.cli.options import FloatRange, echo_json, file_argument, json_option, remark
+from roles.cli.json_output import echo_json
+from roles.cli.options import FloatRange, file_argument, json_option, remark, writing
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import as_yaml
 from roles.config.metrics_pages import MetricsPage, metrics_pages
@@ -66,12 +66,10 @@ def dashboards(*, file: Path, output: Path, objective_percent: float, is_dry: bo
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FabricError(f"{folder} cannot be written to: {error.strerror}") from error
 
 
 def _target(page: MetricsPage, config: ClusterConfig) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 from fabric.errors import ConfigError
 from roles.cli.console import plain_console
 from roles.cli.host_checks import FAIL, HOST_CHECKS, OK, WARN, Finding, judged
-from roles.cli.options import echo_json
+from roles.cli.json_output import echo_json
 from roles.runtime.environment import run_dir
 from roles.runtime.exit_codes import EXIT_FAILURE
 

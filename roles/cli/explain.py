@@ -10,12 +10,11 @@ from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
+from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
     FloatRange,
     OutputPath,
-    as_plain,
     chosen_run_dir,
-    echo_json,
     json_option,
     key_option,
     keyring_of,

@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from roles.cli.console import plain_console
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     POSITIVE_S,
     IntRange,
-    echo_json,
     file_argument,
     json_option,
     remark,

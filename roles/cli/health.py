@@ -9,7 +9,8 @@ import click
 from fabric.client import ask_status
 from fabric.errors import FabricError, PeerLost
 from fabric.messages import SliceState, StatusListed
-from roles.cli.options import chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.json_output import echo_json
+from roles.cli.options import chosen_run_dir, json_option, run_dir_flag
 from roles.runtime.running_cluster import ProcessReport, processes_in
 
 _ANSWER_LIMIT_MS = 2_000.0

@@ -20,7 +20,8 @@ from fabric.ids import FRONTEND_PREFIX
 from fabric.link import Tensor
 from roles.benchmark.targets import one_of_each
 from roles.cli.console import plain_console
-from roles.cli.options import BUDGET_MS, echo_json, key_option, via_option
+from roles.cli.json_output import echo_json
+from roles.cli.options import BUDGET_MS, key_option, via_option
 from roles.runtime.environment import run_dir
 from roles.runtime.running_cluster import processes_in
 

@@ -27,7 +27,8 @@ from fabric.keys import (
     read_trusted,
     write_private,
 )
-from roles.cli.options import OutputPath, echo_json
+from roles.cli.json_output import echo_json
+from roles.cli.options import OutputPath
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.read_config import load_config
 

@@ -23,14 +23,8 @@ from fabric.messages import (
     RoleDrain,
 )
 from fabric.policy_options import brief, shown
-from roles.cli.options import (
-    BUDGET_MS,
-    RATE_RPS,
-    IntRange,
-    as_plain,
-    chosen_run_dir,
-    echo_json,
-)
+from roles.cli.json_output import as_plain, echo_json
+from roles.cli.options import BUDGET_MS, RATE_RPS, IntRange, chosen_run_dir
 from roles.cli.plan_changes import (
     Change,
     Cluster,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -173,37 +171,6 @@ def remark(lines: Iterable[str]) -> None:
     """Say on stderr what a user should know beside the result."""
     for line in lines:
         click.echo(f"tenuto: {line}", err=True)
-
-
-def echo_json(value: object, default: Callable[[Any], str] | None = None) -> None:
-    """Print a result as JSON; `default` writes what JSON has no form for.
-
-    NaN and Infinity are null: JSON has no words for them, and strict readers refuse the whole answer.
-    """
-    click.echo(json.dumps(_finite(value), allow_nan=False, default=default))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(item) for item in value]
-    return value
-
-
-def as_plain(value: Any) -> Any:
-    """Structs and dataclasses with their field names, for JSON."""
-    if is_dataclass(value):
-        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
-    if names := getattr(value, "__struct_fields__", ()):
-        return {name: as_plain(getattr(value, name)) for name in names}
-    if isinstance(value, Mapping):
-        return {key: as_plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [as_plain(item) for item in value]
-    return value
 
 
 def painters() -> ModuleType:

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from policies.placement.common.base import Decision, Placement
 from roles.cli.console import plain_console
-from roles.cli.options import echo_json, file_argument, json_option, painters, plot_option, writing
+from roles.cli.json_output import echo_json
+from roles.cli.options import file_argument, json_option, painters, plot_option, writing
 from roles.cli.overrides import override_options
 from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig

@@ -15,9 +15,9 @@ import click
 from fabric.errors import ConfigError, FabricError
 from fabric.keys import Keyring
 from fabric.messages import Changed, PlanChange, replaced
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     chosen_run_dir,
-    echo_json,
     json_option,
     key_option,
     keyring_of,

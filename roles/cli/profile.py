@@ -21,12 +21,12 @@ from profiles.model import BATCH_SIZE_LIMIT, STAGES_MAX
 from profiles.profilers.plan import powers_of_two
 from profiles.store import write_measured
 from roles.cli.console import plain_console
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     WORKERS_MAX,
     FloatRange,
     IntRange,
     OutputPath,
-    echo_json,
     json_option,
     painters,
     plot_option,

@@ -12,11 +12,11 @@ from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import FRONTEND_PREFIX
 from fabric.keys import Keyring
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     FloatRange,
     OutputPath,
     chosen_run_dir,
-    echo_json,
     json_option,
     key_option,
     keyring_of,

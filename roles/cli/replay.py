@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fabric.errors import ConfigError
-from roles.cli.options import echo_json
+from roles.cli.json_output import echo_json
 from roles.runtime.defects import HEADLINE
 from roles.runtime.exit_codes import EXIT_DEFECT, EXIT_FAILURE
 

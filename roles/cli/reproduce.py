@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from roles.cli.console import plain_console
-from roles.cli.options import OutputPath, echo_json, json_option, painters, plot_option, writing
+from roles.cli.json_output import echo_json
+from roles.cli.options import OutputPath, json_option, painters, plot_option, writing
 from roles.cli.progress import progress
 from roles.lab.reproduce import EXPERIMENTS, check_name, run_experiment
 from roles.lab.reproduce.document import as_json as experiment_json

@@ -8,7 +8,8 @@ import click
 
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.messages import Changed, RestartRoles, RoleChange
-from roles.cli.options import chosen_run_dir, echo_json, json_option, run_dir_flag
+from roles.cli.json_output import echo_json
+from roles.cli.options import chosen_run_dir, json_option, run_dir_flag
 from roles.runtime.environment import RunDir
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.run_directory import UP_SOCKET, is_claimed

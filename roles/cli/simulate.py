@@ -13,10 +13,10 @@ from rich.table import Table
 
 from policies.slo import BAD_RATE_ALLOWED
 from roles.cli.console import plain_console
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     OutputPath,
     duration_option,
-    echo_json,
     file_argument,
     json_option,
     painters,

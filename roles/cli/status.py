@@ -16,10 +16,9 @@ from roles.cli.cluster_tables import (
     slice_table,
 )
 from roles.cli.console import plain_console
+from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
-    as_plain,
     chosen_run_dir,
-    echo_json,
     json_option,
     key_option,
     keyring_of,

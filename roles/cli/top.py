@@ -15,11 +15,10 @@ from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import FabricError
 from fabric.keys import Keyring
 from roles.cli.console import plain_console
+from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
     FloatRange,
-    as_plain,
     chosen_run_dir,
-    echo_json,
     json_option,
     key_option,
     keyring_of,

@@ -10,10 +10,10 @@ from rich.table import Table
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from roles.cli.console import plain_console
+from roles.cli.json_output import echo_json
 from roles.cli.options import (
     IntRange,
     chosen_run_dir,
-    echo_json,
     json_option,
     key_option,
     keyring_of,

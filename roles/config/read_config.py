@@ -19,27 +19,20 @@ import msgspec
 from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
-from fabric.ids import ModelId
-from fabric.messages import LEAVING_TERM, PRIORITY_MAX
 from fabric.policy_options import shown
 from policies.batching.registry import discipline_options
-from profiles.gpu import MIB
 from profiles.interference import interference_options
-from profiles.model import ModelProfile
-from roles.config.applications import ReadApplications, read_applications
+from roles.config.applications import read_applications
 from roles.config.checks import (
-    DURATION_MS_MAX,
     SEED_MAX,
     check_endpoint,
     finite,
     name_like,
-    one_of,
     translated,
     unique,
     whole,
 )
 from roles.config.cluster import (
-    ArrivalConfig,
     ClusterConfig,
     ListenConfig,
     ModelConfig,
@@ -53,19 +46,17 @@ from roles.config.cluster import (
 from roles.config.documents import read_document
 from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
-from roles.config.model_loaders import loader_spec
 from roles.config.model_profiles import on_types, read_profiles
-from roles.config.nodes import MEMORY_GB_MAX, checked_nodes
+from roles.config.models import checked_arrival, checked_model, require_idempotent
+from roles.config.nodes import checked_nodes
 from roles.config.origins import policy_settings, section_settings
 from roles.config.overrides import Override, of_environment, overridden
-from roles.config.rates import Steps, model_rates
+from roles.config.rates import model_rates
 from roles.config.sections import (
     SECTIONS,
-    ArrivalSection,
     Document,
     HeartbeatSection,
     ListenSection,
-    ModelSection,
 )
 from roles.config.shards import models_in_shards
 
@@ -79,11 +70,8 @@ __all__ = [
     "parse_config",
 ]
 
-TERM_MAX = 1 << 53  # what the wire takes
 NETWORK_MS_MAX = 60_000.0
 HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX = 1.0, 600_000.0
-PHASE_MAX = 1e9  # gaps
-SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
 
 
 Overrides = Callable[[Mapping[str, Any]], Sequence[Override]]
@@ -162,10 +150,10 @@ def _cluster_config(
             for section, (profile, by_type) in zip(read.models, profiles, strict=True)
         },
         sum(node.gpus for node in nodes),
-        partial(_arrival, base_dir=base_dir),
+        partial(checked_arrival, base_dir=base_dir),
     )
     models = tuple(
-        _model(section, f"models[{place}]", rates[place], profiles[place], applied, base_dir)
+        checked_model(section, f"models[{place}]", rates[place], profiles[place], applied, base_dir)
         for place, section in enumerate(read.models)
     )
     whole(read.seed, "seed", 0, SEED_MAX)
@@ -177,7 +165,7 @@ def _cluster_config(
     placement = _policy(read.placement, "placement")
     batching_choice, placed = _batching(*batching), placement_choice(*placement)
     if batching_choice.name == "shepherd":
-        _all_idempotent(models)
+        require_idempotent(models)
     interference_given = _policy(read.cluster.interference, "cluster.interference")
     interference = _interference(*interference_given)
     listen = listen_config(read.listen, has_keys=read.security.keys is not None)
@@ -222,62 +210,6 @@ def _cluster_config(
     )
 
 
-def _model(
-    section: ModelSection,
-    where: str,
-    rate: tuple[Steps, float | None],
-    profiles: tuple[ModelProfile | None, dict[str, ModelProfile]],
-    applied: ReadApplications,
-    base_dir: Path,
-) -> ModelConfig:
-    slo_ms = section.slo_ms
-    if slo_ms is None:
-        slo_ms = None if section.rate_rps is not None else applied.slo_ms.get(ModelId(section.name))
-        if slo_ms is None:
-            raise ConfigError(
-                f"{where}.slo_ms: is missing; only a model that stages of applications alone ask has none"
-            )
-    finite(slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
-    if section.profile is None and section.loader is None:
-        raise ConfigError(
-            f"{where}: has neither profile nor loader; an emulated device needs a profile "
-            "such as {alpha_ms: 1.05, beta_ms: 5.07}, a real one a loader"
-        )
-    profile, by_type = profiles
-    memory_bytes = None
-    if section.memory_mb is not None:
-        memory_bytes = int(
-            finite(section.memory_mb, f"{where}.memory_mb", at_most=MEMORY_GB_MAX * 1024) * MIB
-        )
-    if section.run_limit_ms is not None:
-        finite(section.run_limit_ms, f"{where}.run_limit_ms", over=0, at_most=DURATION_MS_MAX)
-    steps, weight = rate
-    return ModelConfig(
-        model_id=ModelId(section.name),
-        slo_ms=slo_ms,
-        rate_steps=steps,
-        weight=weight,
-        arrival=_arrival(section.arrival, f"{where}.arrival", base_dir),
-        profile=profile,
-        profiles_by_type=by_type,
-        loader=loader_spec(section.loader, f"{where}.loader", base_dir),
-        memory_bytes=memory_bytes,
-        priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
-        run_limit_ms=section.run_limit_ms,
-        is_idempotent=section.idempotent,
-        term=whole(section.term, f"{where}.term", LEAVING_TERM, TERM_MAX),
-        stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
-    )
-
-
-def _all_idempotent(models: Sequence[ModelConfig]) -> None:
-    for place, model in enumerate(models):
-        if not model.is_idempotent:
-            raise ConfigError(
-                f"models[{place}].idempotent: is false, but batching: shepherd stops batches and runs them again"
-            )
-
-
 def _heartbeats(section: HeartbeatSection) -> HeartbeatTiming:
     where = "cluster.heartbeats"
     interval_ms = finite(
@@ -288,33 +220,6 @@ def _heartbeats(section: HeartbeatSection) -> HeartbeatTiming:
         section.patience_ms, f"{where}.patience_ms", at_least=2 * interval_ms, at_most=HEARTBEAT_MS_MAX
     )
     return HeartbeatTiming(interval_ms, patience_ms)
-
-
-def _arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConfig:
-    one_of(section.process, ("poisson", "gamma", "uniform", "trace"), f"{where}.process")
-    owners = {
-        "shape": ("gamma", section.shape),
-        "phase": ("uniform", section.phase),
-        "path": ("trace", section.path),
-    }
-    for key, (process, value) in owners.items():
-        if value is not None and section.process != process:
-            raise ConfigError(f"{where}.{key}: belongs to process: {process}, not {section.process}")
-    if section.process == "gamma" and section.shape is None:
-        raise ConfigError(f"{where}.shape: is missing; a gamma process needs one (CV² = 1/shape)")
-    if section.process == "trace" and section.path is None:
-        raise ConfigError(f"{where}.path: is missing; a trace needs the CSV file to play")
-    if section.phase is not None:
-        finite(section.phase, f"{where}.phase", at_most=PHASE_MAX)
-    trace_path = None
-    if section.path is not None:
-        trace_path = base_dir / section.path
-        if not trace_path.is_file():
-            raise ConfigError(f"{where}.path: there is no file {trace_path}")
-    shape = 1.0
-    if section.shape is not None:
-        shape = finite(section.shape, f"{where}.shape", at_least=SHAPE_MIN, at_most=SHAPE_MAX)
-    return ArrivalConfig(section.process, shape, section.phase, trace_path)
 
 
 def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:

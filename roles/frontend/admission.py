@@ -18,7 +18,7 @@ from fabric.errors import (
     WorkerLost,
 )
 from fabric.ids import ModelId
-from fabric.lateness_quantile import LearnedWay
+from fabric.learned_margin import LearnedWay
 from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo, TensorSpec
 from roles.frontend.events import Asked, FrontendSettings
 from roles.frontend.requests import Pending

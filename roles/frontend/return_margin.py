@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fabric.lateness_quantile import LearnedWay
+from fabric.learned_margin import LearnedWay
 
 _RETURN_START_MS = 1.0
 _DROPPED_WEIGHT = 4  # a margin that loses requests before they ran is worse than one that loses them after

@@ -25,7 +25,7 @@ from roles.gateway.failures import Unsupported
 from roles.gateway.http.connection import HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.routes import Routes
-from roles.gateway.measured import measured_gateway
+from roles.gateway.metrics import measured_gateway
 from roles.gateway.repository import Repository
 from roles.gateway.service import Service
 from roles.gateway.status_link import StatusLink

@@ -11,7 +11,7 @@ A run that takes many times what was promised has hung, and with it the device's
 and ends, to be started again. A model that cannot be loaded, or that the agent leaves out, leaves only itself out.
 
 A slice's life is the table in `slices.py`; all slices of a process share its incarnation. How models come and go while
-their slice serves is in `model_changes.py`, how a batch starts and ends in `runs.py`, how an agent is found in `adoption.py`.
+their slice serves is in `model_changes.py`, how a batch starts and ends in `running_batches.py`, how an agent is found in `adoption.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from roles.gpu_worker.executors.base import (
 from roles.gpu_worker.model_changes import ModelChanges
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
-from roles.gpu_worker.runs import Runs
+from roles.gpu_worker.running_batches import Runs
 from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG

@@ -71,7 +71,7 @@ from roles.gpu_worker.registration import WorkerIdentity
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.gpu_worker.slices import EMULATED
 from roles.gpu_worker.stages.executor import PipelineExecutor
-from roles.gpu_worker.stages.later import meeting_of
+from roles.gpu_worker.stages.later_stages import meeting_of
 from roles.gpu_worker.stages.processes import StageProcesses
 from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport

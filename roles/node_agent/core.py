@@ -11,7 +11,7 @@ share processes, up to 64 in one (`wanted.py`).
   once and dropped by its worker, which is told what is left to host. New slices, and one that is wanted
   again, always get a new process: the neighbours never notice, and there is one way to start.
 - A process that ends, whose device breaks, whose model hangs or that does not answer is started again with back-off. What a model
-  did to its process counts for the model (`workers/suspects.py`), which is left out in the end. A slice that never got ready
+  did to its process counts for the model (`workers/suspect_models.py`), which is left out in the end. A slice that never got ready
   because its *loader* failed is not: it would fail again. It is tried anew when its specification changes,
   or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.

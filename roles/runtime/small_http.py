@@ -22,6 +22,8 @@ REQUEST_S: Final = 2.0
 ANSWER_S: Final = 1.0
 PLAIN: Final = "text/plain; charset=utf-8"
 
+log = logging.getLogger("tenuto")
+
 
 @dataclass(slots=True, frozen=True)
 class Asked:
@@ -42,8 +44,6 @@ class Answered:
     content_type: str = PLAIN
     headers: Sequence[tuple[str, str]] = field(default=())
 
-
-log = logging.getLogger("tenuto")
 
 Answer = Callable[[Asked], Awaitable[Answered]]
 

@@ -47,8 +47,8 @@ from roles.runtime.peer_checks import CUT_OFF_REASON, Offences, Verdict
 from roles.scheduler.counters import Counters
 from roles.scheduler.directory_updates import DirectoryUpdates
 from roles.scheduler.dispatch.batches import Batches
-from roles.scheduler.dispatch.corrections import LatenessGuard
 from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.lateness_guard import LatenessGuard
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.measured_rates import MeasuredRates

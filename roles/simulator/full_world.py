@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
 
+from fabric.clock import VirtualClock
 from fabric.errors import DeadlineExceeded
 from fabric.ids import BatchId, ModelId, PeerId
 from fabric.link import Received
@@ -28,7 +29,7 @@ from roles.simulator.applications import PlayedApplication
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
 from roles.simulator.surroundings import BatchTimes, VirtualRole
 from roles.simulator.traffic import ModelTraffic
-from roles.simulator.virtual_links import VirtualClock, VirtualLinks
+from roles.simulator.virtual_links import VirtualLinks
 from roles.simulator.virtual_node import VirtualAgent
 from roles.simulator.virtual_roles import VirtualFrontend, VirtualScheduler
 from roles.workload.outcomes import BatchRecord

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fabric.clock import VirtualClock
 from fabric.ids import (
     BatchId,
     ModelId,
@@ -18,7 +19,7 @@ from fabric.messages import (
     SliceSpec,
 )
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
-from roles.simulator.virtual_links import VirtualClock, VirtualLinks
+from roles.simulator.virtual_links import VirtualLinks
 
 
 @dataclass(slots=True)

@@ -5,26 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from fabric.clock import VirtualClock
 from fabric.ids import PeerId
 from fabric.loopback import LoopbackNetwork
 from fabric.transit_time import TransitMeter
 
 QUEUE_MAX = 1 << 20  # messages on their way to one link
-
-
-class VirtualClock:
-    """It says what it was told."""
-
-    def __init__(self, now_ms: float) -> None:
-        self._now_ms = now_ms
-
-    def now_ms(self) -> float:
-        """The moment of what happens now."""
-        return self._now_ms
-
-    def advance(self, at_ms: float) -> None:
-        """Never backwards."""
-        self._now_ms = max(self._now_ms, at_ms)
 
 
 class VirtualLinks(LoopbackNetwork):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fabric.errors import ProfileError
-from profiles.igniter.coefficients import Resident, read_coefficients
 from profiles.igniter.fit import (
     AlonePoint,
     GroupPoint,
@@ -20,6 +19,7 @@ from profiles.igniter.fit import (
     fit_power,
     fit_sched,
 )
+from profiles.igniter.performance_model import Resident, read_coefficients
 from profiles.linear_fit import PairPoint, fit_linear_interference
 from profiles.requirements import Bandwidths
 from profiles.store import shipped_data

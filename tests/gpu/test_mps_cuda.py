@@ -56,7 +56,14 @@ def place(info: GpuInfo, tmp_path: Path) -> Iterator[MpsPlace]:
     made = MpsPlace.of(tmp_path, "a", 0)
     made.make()
     write_record(made.owner_file, {"owner": identity_of(os.getpid())})
-    command = [sys.executable, "-m", "roles.node_agent.mps.guard", str(made.directory), "--uid", info.uid]
+    command = [
+        sys.executable,
+        "-m",
+        "roles.node_agent.mps.daemon_keeper",
+        str(made.directory),
+        "--uid",
+        info.uid,
+    ]
     guard = subprocess.Popen(command)
     try:
         until(lambda: answers(made), 20_000.0, "an answer of the daemon")

@@ -24,7 +24,7 @@ from profiles.store import read_measured
 from roles.cli.profile import profile
 from roles.gpu_worker.executors.base import Job, JobPart
 from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 

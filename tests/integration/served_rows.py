@@ -14,7 +14,7 @@ import torch
 from fabric.client import Client, InferResult
 from fabric.errors import RequestError
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 ROWS = 20
 

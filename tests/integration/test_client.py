@@ -25,7 +25,7 @@ from fabric.errors import (
     TooLarge,
 )
 from fabric.ids import ModelId
-from fabric.lateness_quantile import STEP_MS
+from fabric.learned_margin import STEP_MS
 from fabric.link import NamedTensor, Received
 from fabric.messages import (
     Answer,

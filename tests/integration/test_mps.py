@@ -156,7 +156,7 @@ def processes_of_guard(place: MpsPlace) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             command = command_of(int(entry.name))
-            if "roles.node_agent.mps.guard" in command and str(place.directory) in command:
+            if "roles.node_agent.mps.daemon_keeper" in command and str(place.directory) in command:
                 found.append(int(entry.name))
     return found
 

@@ -59,7 +59,7 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.frontend.runs import coded
+from roles.frontend.seq_runs import coded
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 from tests.applications_stage import served
 from tests.builders import (

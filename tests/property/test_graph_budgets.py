@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fabric.ids import ModelId
 from policies.graphs import GRAPH_DEADLINES, ApplicationPlan
-from policies.graphs.division import divide
 from policies.graphs.graph import Graph, Stage, graph_of
+from policies.graphs.nexus_program import divide
 
 STEPS = 9
 

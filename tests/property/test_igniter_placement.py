@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fabric.ids import ModelId
 from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Profiles
-from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
+from profiles.igniter.performance_model import IgniterProfile, Resident, predict_ms
 from profiles.store import shipped_profile
 from tests.igniter_workloads import gpus
 from tests.placement_checks import check_promises

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.random import RandomState
 
-from fabric.lateness_quantile import LearnedWay
+from fabric.learned_margin import LearnedWay
 from roles.frontend.return_margin import ReturnPath
 from tests.references.margins import (
     LATE_SHARE,

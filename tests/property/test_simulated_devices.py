@@ -17,7 +17,7 @@ import profiles
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import Done, ModelSpec, Part, RunBatch, SeqRun, SliceSpec
 from profiles.device_model import DeviceModel
-from profiles.igniter.coefficients import IgniterProfile, read_coefficients, read_hardware
+from profiles.igniter.performance_model import IgniterProfile, read_coefficients, read_hardware
 from profiles.interference import interference_named
 from profiles.model import ModelProfile, TableProfile
 from profiles.requirements import (

@@ -21,7 +21,7 @@ from fabric.errors import DeadlineExceeded, FabricError
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.benchmark.temporary_cluster import temporary_cluster
 from roles.cli.infer import ledger_of, ledger_table
-from roles.cli.options import echo_json
+from roles.cli.json_output import echo_json
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import load_config
 from roles.workload.arrivals import workload_of

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.ssh.on_host.folders import Place, existing, read_object
 from deploy.ssh.on_host.managers import Systemd, manager_of
-from deploy.ssh.on_host.place import Place, existing, read_object
 
 COMPLETE = ".complete"
 VIEWS = "views.json"

@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from deploy.ssh.on_host.place import Place
+from deploy.ssh.on_host.folders import Place
 from deploy.ssh.on_host.system import Refused, quoted, run, say, until, write_whole
 
 STOP_LIMIT_S = 30

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from deploy.ssh.on_host.folders import Place, read_object
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
-from deploy.ssh.on_host.place import Place, read_object
 from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
 LOCK_LIMIT_S = 600

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.admission import Gate, Sharing, share_out
 from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
@@ -28,6 +27,7 @@ from policies.batching.matchmaking.central import Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.overload_shares import Gate, Sharing, share_out
 from policies.batching.rehearsing.question import PLANNED, Question, Rehearsed, RehearsedModel, Variant
 from policies.batching.rehearsing.rehearsals import Rehearsals
 from policies.batching.run_queue import cut
@@ -122,7 +122,7 @@ class Tenuto(Central):
         self._planned_at_ms = NEVER_MS
 
     def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
-        """What is more than the model's share is given up at once (`admission.py`)."""
+        """What is more than the model's share is given up at once (`overload_shares.py`)."""
         gate = self._counts[state.model.model_id].gate
         if gate.buckets is not None and now_ms >= self._plan_at_ms:
             self._plan(now_ms)

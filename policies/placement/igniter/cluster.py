@@ -27,7 +27,7 @@ from policies.placement.common.request_checks import in_order, joined, rated, re
 from policies.placement.igniter.plan import KindPlan, PackedCluster, placement_of
 from policies.placement.igniter.workload import IgniterGpuKind
 from policies.rounding import ROUNDING
-from profiles.igniter.coefficients import IgniterProfile
+from profiles.igniter.performance_model import IgniterProfile
 
 
 class Planner(Protocol):

@@ -15,7 +15,7 @@ from policies.placement.igniter.packing import first_fit, first_growth
 from policies.placement.igniter.plan import KindPlan
 from policies.placement.igniter.policy import shared_plan
 from policies.placement.igniter.workload import IgniterGpuKind
-from profiles.igniter.coefficients import IgniterProfile
+from profiles.igniter.performance_model import IgniterProfile
 
 
 class Ffd:

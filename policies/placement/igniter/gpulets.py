@@ -32,7 +32,7 @@ from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.workload import IgniterGpuKind, memory_of, modelled_ms
 from policies.rounding import ROUNDING
-from profiles.igniter.coefficients import IgniterProfile
+from profiles.igniter.performance_model import IgniterProfile
 
 SHARES_PERCENT = (20.0, 40.0, 50.0, 60.0, 80.0)
 WORKLOADS_PER_GPU = 2

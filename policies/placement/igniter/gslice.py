@@ -17,7 +17,7 @@ from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.policy import Igniter
 from policies.placement.igniter.workload import IgniterGpuKind, throughput_rps
-from profiles.igniter.coefficients import IgniterProfile, predict_ms
+from profiles.igniter.performance_model import IgniterProfile, predict_ms
 
 BATCH_START = 1
 SHARE_START_PERCENT = 30.0

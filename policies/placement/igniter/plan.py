@@ -18,7 +18,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.igniter.workload import IgniterGpuKind, memory_of, throughput_rps
 from policies.rounding import ROUNDING
-from profiles.igniter.coefficients import IgniterProfile, Resident, predict_ms
+from profiles.igniter.performance_model import IgniterProfile, Resident, predict_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from policies.placement.igniter.gpu import SharedGpu
 from policies.placement.igniter.packing import Choose, least_growth, pack
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.workload import IgniterGpuKind, IgniterWorkload, demand_of
-from profiles.igniter.coefficients import IgniterProfile
+from profiles.igniter.performance_model import IgniterProfile
 
 
 class Igniter:

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from policies.placement.common.base import WHOLE_PERCENT, GpuSlot, PlacedModelInput
 from policies.rounding import ROUNDING
-from profiles.igniter.coefficients import (
+from profiles.igniter.performance_model import (
     Coefficients,
     Hardware,
     IgniterProfile,

@@ -22,7 +22,7 @@ from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
 from roles.gpu_worker.executors.base import JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
-from roles.gpu_worker.executors.loaders import LoadedModel, NotAModel
+from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
 from roles.gpu_worker.executors.message_limits import travelling
 from roles.gpu_worker.executors.slots import InputSlots, Slot
 

@@ -15,7 +15,7 @@ from fabric.frames import ANSWER_BYTES_MAX, PAYLOAD_BYTES_MAX
 from fabric.limits import NAME_CHARS_MAX
 from fabric.messages import RANK_MAX, TENSORS_MAX, TensorInfo
 from fabric.tensors import DTYPES
-from roles.gpu_worker.executors.loaders import NotAModel
+from roles.gpu_worker.executors.loaders.base import NotAModel
 
 _DESCRIPTION_BYTES: Final = (
     224  # of a tensor in a header, without its name: type, 8 numbers and a place in shared memory

@@ -15,7 +15,8 @@ from fabric.messages import LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
 from roles.gpu_worker.executors.cut import CutError, Traced
-from roles.gpu_worker.executors.loaders import LoadedModel, load_model
+from roles.gpu_worker.executors.loaders.base import LoadedModel
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 Run = Callable[[], Mapping[str, Tensor]]
 

@@ -20,7 +20,8 @@ from fabric.ids import ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.gang import LOAD_WITHIN_MS, Gang
-from roles.gpu_worker.executors.loaders import LoadedModel, LoaderError, NotAModel, UserModel, load_model
+from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel, UserModel
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 _LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # all ranks are on one host
 

@@ -17,7 +17,8 @@ from fabric.clock import Clock
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import Part
 from roles.gpu_worker.executors.cut import CutError, Stage, Traced
-from roles.gpu_worker.executors.loaders import LoadedModel, load_model
+from roles.gpu_worker.executors.loaders.base import LoadedModel
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 _HOST: Final = torch.device("cpu")
 _TRAVELS_AS: Final = {torch.bfloat16: torch.float32}  # numpy has no bfloat16; nothing is lost on the way

@@ -16,7 +16,8 @@ from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo,
 from roles.gpu_worker.executors.base import Job, JobRan, Part
 from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import LoadedModel, LoaderError, load_model
+from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.rank_model import load_first_rank, load_other_rank
 from roles.gpu_worker.executors.stage_model import load_first, load_later
 

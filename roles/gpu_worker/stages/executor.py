@@ -48,7 +48,7 @@ from roles.gpu_worker.executors.base import (
     loaded,
 )
 from roles.gpu_worker.executors.gang import Gang
-from roles.gpu_worker.stages.later import EXPIRES_MS_MAX, LaterStages, StageGone, StageSaid
+from roles.gpu_worker.stages.later_stages import EXPIRES_MS_MAX, LaterStages, StageGone, StageSaid
 from roles.gpu_worker.stages.ranks import OtherRanks
 
 

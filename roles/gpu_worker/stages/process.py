@@ -33,7 +33,7 @@ from roles.gpu_worker.stages.core import (
     StageEvent,
     TellWorker,
 )
-from roles.gpu_worker.stages.later import meeting_of
+from roles.gpu_worker.stages.later_stages import meeting_of
 from roles.runtime.core import Handle
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role

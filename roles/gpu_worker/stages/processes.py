@@ -17,7 +17,7 @@ from fabric.link import Link, NamedTensor
 from fabric.messages import AnyMessage
 from fabric.sockets import LinkOptions
 from fabric.transport import ZMQ, PushLink, Transport
-from roles.gpu_worker.stages.later import StageGone, StageSaid, meeting_of
+from roles.gpu_worker.stages.later_stages import StageGone, StageSaid, meeting_of
 from roles.gpu_worker.stages.process import ONE_START
 from roles.runtime.children import Processes
 

@@ -7,7 +7,7 @@ from fabric.ids import BatchId
 from fabric.messages import Activations, LoadStage, SliceSpec, StageFailed, StageLoaded
 from roles.gpu_worker.executors.base import DeviceBroken
 from roles.gpu_worker.executors.gang import Gang, Step
-from roles.gpu_worker.stages.later import EXPIRES_MS_MAX, LaterStages, StageGone
+from roles.gpu_worker.stages.later_stages import EXPIRES_MS_MAX, LaterStages, StageGone
 
 
 class OtherRanks:

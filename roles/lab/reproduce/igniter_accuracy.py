@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from fabric.ids import ModelId
-from profiles.igniter.coefficients import Hardware, IgniterProfile, Resident, predict_ms
+from profiles.igniter.performance_model import Hardware, IgniterProfile, Resident, predict_ms
 from profiles.interference import Running, interference_named
 from profiles.store import shipped_data, shipped_profile
 from roles.lab.reproduce.report import Reproduction, Row

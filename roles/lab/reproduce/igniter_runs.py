@@ -14,7 +14,7 @@ from typing import Any
 
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement
-from profiles.igniter.coefficients import IgniterProfile
+from profiles.igniter.performance_model import IgniterProfile
 from profiles.model import ModelProfile
 from profiles.store import shipped_data
 from roles.config.cluster import ClusterConfig, ModelConfig, NetworkConfig

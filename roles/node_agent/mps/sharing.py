@@ -134,7 +134,7 @@ class Sharing:
         except OSError as error:
             processes.refuse(name, error)
             return
-        command = [sys.executable, "-m", "roles.node_agent.mps.guard", str(place.directory)]
+        command = [sys.executable, "-m", "roles.node_agent.mps.daemon_keeper", str(place.directory)]
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
         processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
 

@@ -11,7 +11,7 @@ from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Reme
 from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
 from roles.node_agent.workers.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
-from roles.node_agent.workers.suspects import STRIKES_MAX, Suspects
+from roles.node_agent.workers.suspect_models import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
 from roles.runtime.exit_codes import EXIT_UNKNOWN
 from roles.runtime.process_events import Warn, explaining_lines

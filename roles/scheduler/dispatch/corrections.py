@@ -1,12 +1,10 @@
-"""What measured times teach the scheduler: l(b) as it really is, the way of the inputs, its own lateness.
+"""What measured times teach the scheduler: l(b) as it really is, and the way of the inputs.
 
 Each estimate is a mean and a deviation with a short memory, and is published only when it has moved enough to
 matter: replacing a slice's table in the discipline costs more than reading one number.
 """
 
 from __future__ import annotations
-
-from fabric.lateness_quantile import Margin
 
 MEMORY = 0.05  # weight of the newest sample: the last 20 or so count
 PUBLISH_STEP = 0.05  # 5 %: the width of a speed class (design section 5)
@@ -20,9 +18,6 @@ LATE_IN_A_ROW = 3
 WAY_STEP = 0.2
 GUESS_SAMPLES = 4
 WAY_STEP_MS = 0.02
-GUARD_LATE_SHARE = 0.01  # of the ticks: the guard is the p99 (design section 5)
-GUARD_STEP_MS = 0.02
-GUARD_MS_MAX = 5.0  # lateness beyond this is a stall, not a habit; a guard for it would shrink every batch
 
 
 class SpeedCorrection:
@@ -134,22 +129,3 @@ class WayCorrection:
                 self.fixed_ms, self.ms_per_item = fixed_ms, slope
                 return True
         return False
-
-
-class LatenessGuard:
-    """How late this scheduler's own timer fires but for one tick of a hundred."""
-
-    __slots__ = ("_margin", "guard_ms")
-
-    def __init__(self, guard_ms: float = 0.0) -> None:
-        self.guard_ms = guard_ms
-        self._margin = Margin(GUARD_LATE_SHARE, guard_ms)
-
-    def observe(self, late_ms: float) -> bool:
-        """Note one tick; True when `guard_ms` has a new value."""
-        margin = self._margin
-        margin.note(late_ms - margin.ms, GUARD_MS_MAX)
-        if abs(margin.ms - self.guard_ms) <= max(GUARD_STEP_MS, 0.2 * self.guard_ms):
-            return False
-        self.guard_ms = margin.ms
-        return True

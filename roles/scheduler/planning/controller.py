@@ -1,7 +1,7 @@
 """Dynamic placement: the plan follows models, GPUs and rates while everything serves (design section 6).
 
 One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
-(`moves.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
+(`running_move.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
 - the file is another one than the plan that runs was made for (`plan_handover.py`);
 - the last frontend has gone to another shard with a model that the file gives to that one;
@@ -55,8 +55,8 @@ from roles.scheduler.planning.desired_state import (
     Desired,
 )
 from roles.scheduler.planning.handovers import Handovers
-from roles.scheduler.planning.moves import MoveState, RunningMove
 from roles.scheduler.planning.planned_rates import PlannedRates
+from roles.scheduler.planning.running_move import MoveState, RunningMove
 from roles.scheduler.planning.slice_names import SliceNames
 from roles.scheduler.planning.usable_gpus import GpuPresence
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import ConfigError, ProfileError
-from profiles.igniter.coefficients import EstimatedIgniterProfile
+from profiles.igniter.performance_model import EstimatedIgniterProfile
 from profiles.measured import KernelRow, MeasuredProfile, Point, Subject
 from profiles.model import TableProfile
 from profiles.profilers.plan import ShareRuns, percentile, powers_of_two, runs_of

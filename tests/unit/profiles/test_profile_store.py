@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import ProfileError
-from profiles.igniter.coefficients import (
+from profiles.igniter.performance_model import (
     IgniterProfile,
     Resident,
     predict_ms,

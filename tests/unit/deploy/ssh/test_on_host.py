@@ -15,9 +15,9 @@ from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.facts import facts_from
 from deploy.ssh.on_host import requests
+from deploy.ssh.on_host.folders import Place, file_system
 from deploy.ssh.on_host.looking import facts, port_holder
 from deploy.ssh.on_host.managers import crontab, supervisor_conf, supervisor_unit, systemd_unit
-from deploy.ssh.on_host.place import Place, file_system
 from deploy.ssh.on_host.system import MARK, Refused, sha256
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.config.hosts import DeployConfig

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fabric.ids import FrontendId, ModelId
-from policies.batching.admission import (
+from policies.batching.base import Drop, RequestRun
+from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.overload_shares import (
     ADMITTED,
     BURST,
     CLUMP,
@@ -26,8 +28,6 @@ from policies.batching.admission import (
     share_out,
     shares,
 )
-from policies.batching.base import Drop, RequestRun
-from policies.batching.disciplines.tenuto import Tenuto
 from policies.batching.registry import make_discipline
 from profiles.store import shipped_data
 from roles.lab import scheduler_only

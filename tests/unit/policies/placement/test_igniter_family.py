@@ -7,7 +7,7 @@ import pytest
 from fabric.ids import ModelId
 from policies.placement import placement_policy
 from policies.placement.common.base import PlacedModelInput, Profiles
-from profiles.igniter.coefficients import IgniterProfile, Resident
+from profiles.igniter.performance_model import IgniterProfile, Resident
 from profiles.store import shipped_profile
 from tests.igniter_workloads import GIB, by_gpu, gpus, inputs, profiles, table_3
 

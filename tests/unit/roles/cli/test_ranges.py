@@ -18,7 +18,8 @@ from fabric.policy_options import Number
 from policies.batching.registry import DISCIPLINES
 from policies.placement import PLACEMENTS
 from roles.cli.group import COMMANDS, LazyGroup
-from roles.cli.options import FloatRange, IntRange, OutputPath, echo_json
+from roles.cli.json_output import echo_json
+from roles.cli.options import FloatRange, IntRange, OutputPath
 from roles.config.read_config import parse_config
 from roles.config.sections import SECTIONS
 
@@ -302,4 +303,4 @@ def test_results_are_printed_by_one_function() -> None:
         for path in (root / room).rglob("*.py")
         if re.search(r"echo\(\s*json\.dumps", path.read_text())
     ]
-    assert printing == ["options.py"]
+    assert printing == ["json_output.py"]

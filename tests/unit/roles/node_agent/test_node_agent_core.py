@@ -39,7 +39,7 @@ from roles.node_agent.events import (
 )
 from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
 from roles.node_agent.workers.processes import TELL_AGAIN_MS
-from roles.node_agent.workers.suspects import FORGIVEN_AFTER_MS
+from roles.node_agent.workers.suspect_models import FORGIVEN_AFTER_MS
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from fabric.messages import LoaderSpec
-from profiles.igniter.coefficients import Resident, read_coefficients
+from profiles.igniter.performance_model import Resident, read_coefficients
 from profiles.occupancy import LaunchGaps
 from profiles.requirements import Requirements
 from profiles.store import shipped_data

@@ -9,15 +9,9 @@ import pytest
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.limits import SMALLEST_MS, check
 from fabric.messages import ModelSpec, RehearsalReplica, ReplicaInfo, SliceSpec
-from roles.scheduler.dispatch.corrections import (
-    FACTOR_MAX,
-    FACTOR_MIN,
-    GUARD_MS_MAX,
-    LatenessGuard,
-    SpeedCorrection,
-    WayCorrection,
-)
+from roles.scheduler.dispatch.corrections import FACTOR_MAX, FACTOR_MIN, SpeedCorrection, WayCorrection
 from roles.scheduler.dispatch.estimates import Estimates
+from roles.scheduler.dispatch.lateness_guard import GUARD_MS_MAX, LatenessGuard
 from roles.scheduler.fleet import Hosting, SliceRecord
 from roles.scheduler.settings import SchedulerSettings
 

@@ -7,7 +7,7 @@ import torch
 
 from deploy.local.demo.digits_model import HELD_OUT, WEIGHTS
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 
 def test_the_committed_weights_recognise_the_held_out_digits() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.cut import CutError, Stage, Traced
-from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.loaders.base import UserModel
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import ProfiledModel
 
 CLOCK = MonotonicClock()

@@ -15,7 +15,8 @@ from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import Part
 from roles.gpu_worker.executors.cut import CutError
-from roles.gpu_worker.executors.loaders import LoadedModel, load_model
+from roles.gpu_worker.executors.loaders.base import LoadedModel
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.stage_model import load_first, load_later
 from tests.models.chain import BLOCKS, WIDTH
 

@@ -12,7 +12,7 @@ from fabric.errors import LocalProtocolError
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import Inputs, TensorInfo
-from roles.gpu_worker.executors.loaders import NotAModel
+from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.message_limits import travelling
 
 ONE = (TensorInfo("x", "float32", (3,)),)

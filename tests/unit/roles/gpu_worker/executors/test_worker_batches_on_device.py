@@ -17,7 +17,7 @@ from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
-from roles.gpu_worker.executors.loaders import load_model
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for

@@ -33,7 +33,7 @@ from roles.gpu_worker.executors.base import (
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.hosted import batch_sizes, spread
-from roles.gpu_worker.executors.loaders import NotAModel
+from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from roles.runtime.loop.mailbox import Mailbox

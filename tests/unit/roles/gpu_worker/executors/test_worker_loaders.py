@@ -13,15 +13,10 @@ from safetensors.torch import save_file
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import (
-    IMAGENET,
-    LoaderError,
-    NotAModel,
-    UnknownModel,
-    WeightsError,
-    load_model,
-)
+from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel, UnknownModel, WeightsError
+from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
+from roles.gpu_worker.executors.loaders.torchvision import IMAGENET
 
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 CPU = torch.device("cpu")

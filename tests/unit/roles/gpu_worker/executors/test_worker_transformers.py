@@ -16,7 +16,8 @@ from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import JobPart
 from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import UnknownModel, WeightsError, load_model
+from roles.gpu_worker.executors.loaders.base import UnknownModel, WeightsError
+from roles.gpu_worker.executors.loaders.registry import load_model
 
 CPU = torch.device("cpu")
 TOKENS = 16

@@ -41,7 +41,7 @@ from roles.gpu_worker.executors.base import (
     Shrunk,
 )
 from roles.gpu_worker.stages.executor import PipelineExecutor
-from roles.gpu_worker.stages.later import StageGone, StageSaid
+from roles.gpu_worker.stages.later_stages import StageGone, StageSaid
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
 OTHER = ModelId("other")

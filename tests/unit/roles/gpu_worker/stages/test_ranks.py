@@ -22,7 +22,7 @@ from fabric.messages import (
 from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Loaded
 from roles.gpu_worker.executors.gang import FAILED_LOAD_MS, FAILED_STEP_MS, Gang
 from roles.gpu_worker.stages.executor import PipelineExecutor
-from roles.gpu_worker.stages.later import EXPIRES_MS_MAX, StageGone, StageSaid
+from roles.gpu_worker.stages.later_stages import EXPIRES_MS_MAX, StageGone, StageSaid
 from tests.unit.roles.gpu_worker.stages.test_executor import First, Later, job, replica
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 

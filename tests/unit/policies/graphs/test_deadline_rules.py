@@ -8,9 +8,9 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.graphs import ApplicationPlan
 from policies.graphs.budgets import equal, nexus, proportional
+from policies.graphs.deadline_rules import Pard, Split
 from policies.graphs.graph import Graph, Stage, graph_of
-from policies.graphs.measured import WEIGHT, Measured
-from policies.graphs.rules import Pard, Split
+from policies.graphs.stage_times import WEIGHT, Measured
 
 
 def stage(name: str, *after: str, fan_out: float = 1.0) -> Stage:

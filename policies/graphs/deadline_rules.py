@@ -12,7 +12,7 @@ from typing import Protocol
 
 from policies.graphs.budgets import Budgets, RunTimes, pooled
 from policies.graphs.graph import Graph
-from policies.graphs.measured import Measured
+from policies.graphs.stage_times import Measured
 
 EPOCH_MS = 1_000.0
 """Between two looks of `carried` at what has been measured."""

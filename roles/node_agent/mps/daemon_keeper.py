@@ -1,4 +1,4 @@
-"""Keeps the MPS daemon of one GPU, as a process of its own: ``python -m roles.node_agent.mps.guard DIRECTORY …``.
+"""Keeps the MPS daemon of one GPU, as a process of its own: ``python -m roles.node_agent.mps.daemon_keeper DIRECTORY …``.
 
 NVIDIA's daemon starts servers that outlive it, and nobody tells it that the agent is gone. The guard stands between:
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fabric.lateness_quantile import STEP_MS, Margin
+from fabric.learned_margin import STEP_MS, Margin
 
 MOST_MS = 100.0
 LATENESS: dict[str, Callable[[random.Random], float]] = {

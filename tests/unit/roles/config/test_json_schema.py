@@ -12,8 +12,8 @@ import pytest
 
 from fabric.errors import ConfigError
 from roles.config.documents import read_document
+from roles.config.json_schema import json_schema
 from roles.config.read_config import parse_config
-from roles.config.schema import json_schema
 
 ROOT = Path(__file__).parents[4]
 FILES = sorted(

@@ -1,0 +1,109 @@
+"""The models of a file, checked, and how their requests arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fabric.errors import ConfigError
+from fabric.ids import ModelId
+from fabric.messages import LEAVING_TERM, PRIORITY_MAX
+from profiles.gpu import MIB
+from profiles.model import ModelProfile
+from roles.config.applications import ReadApplications
+from roles.config.checks import DURATION_MS_MAX, finite, one_of, whole
+from roles.config.cluster import ArrivalConfig, ModelConfig
+from roles.config.model_loaders import loader_spec
+from roles.config.nodes import MEMORY_GB_MAX
+from roles.config.rates import Steps
+from roles.config.sections import ArrivalSection, ModelSection
+
+TERM_MAX = 1 << 53  # what the wire takes
+PHASE_MAX = 1e9  # gaps
+SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
+
+
+def checked_model(
+    section: ModelSection,
+    where: str,
+    rate: tuple[Steps, float | None],
+    profiles: tuple[ModelProfile | None, dict[str, ModelProfile]],
+    applied: ReadApplications,
+    base_dir: Path,
+) -> ModelConfig:
+    """One entry of `models`. Raises ConfigError."""
+    slo_ms = section.slo_ms
+    if slo_ms is None:
+        slo_ms = None if section.rate_rps is not None else applied.slo_ms.get(ModelId(section.name))
+        if slo_ms is None:
+            raise ConfigError(
+                f"{where}.slo_ms: is missing; only a model that stages of applications alone ask has none"
+            )
+    finite(slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
+    if section.profile is None and section.loader is None:
+        raise ConfigError(
+            f"{where}: has neither profile nor loader; an emulated device needs a profile "
+            "such as {alpha_ms: 1.05, beta_ms: 5.07}, a real one a loader"
+        )
+    profile, by_type = profiles
+    memory_bytes = None
+    if section.memory_mb is not None:
+        memory_bytes = int(
+            finite(section.memory_mb, f"{where}.memory_mb", at_most=MEMORY_GB_MAX * 1024) * MIB
+        )
+    if section.run_limit_ms is not None:
+        finite(section.run_limit_ms, f"{where}.run_limit_ms", over=0, at_most=DURATION_MS_MAX)
+    steps, weight = rate
+    return ModelConfig(
+        model_id=ModelId(section.name),
+        slo_ms=slo_ms,
+        rate_steps=steps,
+        weight=weight,
+        arrival=checked_arrival(section.arrival, f"{where}.arrival", base_dir),
+        profile=profile,
+        profiles_by_type=by_type,
+        loader=loader_spec(section.loader, f"{where}.loader", base_dir),
+        memory_bytes=memory_bytes,
+        priority=whole(section.priority, f"{where}.priority", 0, PRIORITY_MAX),
+        run_limit_ms=section.run_limit_ms,
+        is_idempotent=section.idempotent,
+        term=whole(section.term, f"{where}.term", LEAVING_TERM, TERM_MAX),
+        stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
+    )
+
+
+def require_idempotent(models: Sequence[ModelConfig]) -> None:
+    """`shepherd` stops batches and runs them again. Raises ConfigError."""
+    for place, model in enumerate(models):
+        if not model.is_idempotent:
+            raise ConfigError(
+                f"models[{place}].idempotent: is false, but batching: shepherd stops batches and runs them again"
+            )
+
+
+def checked_arrival(section: ArrivalSection, where: str, base_dir: Path) -> ArrivalConfig:
+    """How requests arrive, of a model or of an application. Raises ConfigError."""
+    one_of(section.process, ("poisson", "gamma", "uniform", "trace"), f"{where}.process")
+    owners = {
+        "shape": ("gamma", section.shape),
+        "phase": ("uniform", section.phase),
+        "path": ("trace", section.path),
+    }
+    for key, (process, value) in owners.items():
+        if value is not None and section.process != process:
+            raise ConfigError(f"{where}.{key}: belongs to process: {process}, not {section.process}")
+    if section.process == "gamma" and section.shape is None:
+        raise ConfigError(f"{where}.shape: is missing; a gamma process needs one (CV² = 1/shape)")
+    if section.process == "trace" and section.path is None:
+        raise ConfigError(f"{where}.path: is missing; a trace needs the CSV file to play")
+    if section.phase is not None:
+        finite(section.phase, f"{where}.phase", at_most=PHASE_MAX)
+    trace_path = None
+    if section.path is not None:
+        trace_path = base_dir / section.path
+        if not trace_path.is_file():
+            raise ConfigError(f"{where}.path: there is no file {trace_path}")
+    shape = 1.0
+    if section.shape is not None:
+        shape = finite(section.shape, f"{where}.shape", at_least=SHAPE_MIN, at_most=SHAPE_MAX)
+    return ArrivalConfig(section.process, shape, section.phase, trace_path)
