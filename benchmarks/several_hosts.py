@@ -59,7 +59,7 @@ deploy: {wheelhouse: wheels, python: /usr/bin/python3}
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []], default=list(SCENARIOS))
+    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--takeovers", type=int, default=5)
     parser.add_argument("--rate", type=float, default=300.0)
@@ -72,7 +72,7 @@ def main() -> None:
         problem = fetch_wheels(wheels)
         if problem:
             sys.exit(problem)
-        for name in options.scenarios:
+        for name in options.scenarios or SCENARIOS:
             folder = Path(directory, name)
             folder.mkdir()
             with operator_of(folder, FILE, wheels, [*NAMES, "d"]) as operator:
