@@ -17,10 +17,16 @@ from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, Link, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.outbox import Sending
-from fabric.sockets import RouterLink, new_counters
+from fabric.sockets import new_counters
 from fabric.transit_time import TransitMeter
 
 QUEUE_MESSAGES_MAX = 1_000
+
+
+class PeersLink(Link, Sending, Protocol):
+    """The server's end of a control link: many peers, each by its name."""
+
+    transit: TransitMeter
 
 
 class ServerLink(Link, Sending, Protocol):
@@ -63,7 +69,7 @@ class _Queue:
 class HubLink:
     """A router for peers elsewhere, and the way to those of this process, which `connect`."""
 
-    def __init__(self, router: RouterLink, own: PeerId, clock: Clock) -> None:
+    def __init__(self, router: PeersLink, own: PeerId, clock: Clock) -> None:
         self.transit = router.transit
         self._router = router
         self._own = own

@@ -10,17 +10,9 @@ from typing import Final, Protocol
 
 from fabric.curve import LinkAccess
 from fabric.ids import Incarnation, PeerId
-from fabric.inproc import ServerLink
+from fabric.inproc import PeersLink, ServerLink
 from fabric.link import Link
-from fabric.outbox import Sending
 from fabric.sockets import DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
-from fabric.transit_time import TransitMeter
-
-
-class PeersLink(Link, Sending, Protocol):
-    """The server's end of a control link: many peers, each by its name."""
-
-    transit: TransitMeter
 
 
 class PushLink(Link, Protocol):

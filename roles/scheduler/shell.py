@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from fabric.clock import MonotonicClock
 from fabric.curve import CONTROL_KINDS, guarded
 from fabric.errors import LocalProtocolError
-from fabric.ids import BatchId, PeerId, new_incarnation, peer_id, scheduler_id
+from fabric.ids import PeerId, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
 from fabric.keys import Keyring
@@ -28,7 +26,6 @@ from fabric.messages import (
     replaced,
 )
 from fabric.outbox import Outbox
-from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig
 from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
@@ -53,19 +50,14 @@ from roles.scheduler.availability.replica import (
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
-from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.planning.start_config import Written
-from roles.scheduler.rehearsing.rehearsal_launcher import RehearsalLauncher
 from roles.scheduler.replay_start import about_scheduler
+from roles.scheduler.surroundings import SchedulerSurroundings
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
 FIRST_GUARD_MS = 2.0
 FIRST_TRANSFER_MS = 5.0
-_BATCH_ID_BITS, _BATCHES_BITS = (
-    53,
-    33,
-)  # what the wire takes; of these for as many batches as a scheduler ever counts
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,7 +98,9 @@ class SchedulerShell:
         recording: Recording | None = None,
         addresses: SchedulerAddresses = HERE_ALONE,
         number: int = 0,
+        surroundings: SchedulerSurroundings | None = None,
     ) -> None:
+        self._surroundings = own = surroundings or SchedulerSurroundings()
         places = written.config.places
         shard = places.schedulers[number].shard
         peers = places.schedulers_of(shard)
@@ -119,7 +113,7 @@ class SchedulerShell:
         self._config = config = written.config
         self._recording = recording
         self._role_id = role_id = scheduler_id(number)
-        self._clock = clock = MonotonicClock()
+        self._clock = clock = own.clock
         electorate = Electorate(frozenset(node.node_id for node in config.nodes), len(peers), role_ids)
         self._is_alone = not electorate.has_standby
         # Roles that hosts keep alive one by one: what serves goes on when the file changes. Else all begin together.
@@ -138,7 +132,7 @@ class SchedulerShell:
         self._journal: Journal | None = None
         keys = config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
-        router = RouterLink.bind(
+        router = own.transport.bind_peers(
             [
                 RunDir(run_dir).ipc_address(f"{role_id}.control"),
                 *addresses.control,
@@ -147,22 +141,23 @@ class SchedulerShell:
             guard=guarded(keyring, CONTROL_KINDS),
         )
         self.link = HubLink(router, SCHEDULER, clock)
-        self._incarnation = new_incarnation()
-        own = peer_id(role_id, self._incarnation)
+        own_peer = peer_id(role_id, own.incarnation)
         elsewhere, beats = addresses.elsewhere, config.heartbeats
         self._others: dict[PeerId, LocalScheduler | RemoteScheduler] = {
-            PeerId(other): RemoteScheduler(own, elsewhere[other], clock, keyring, other, beats)
+            PeerId(other): RemoteScheduler(
+                own_peer, elsewhere[other], clock, keyring, other, beats, own.transport
+            )
             if other in elsewhere
-            else LocalScheduler(own, run_dir, clock, keyring, other, beats)
+            else LocalScheduler(own_peer, run_dir, clock, keyring, other, beats, own.transport)
             for other in role_ids
             if other != role_id
         }
         self._outbox = Outbox(self.link, self._refused)
-        self._planner = PlanLauncher()
-        self._rehearser = RehearsalLauncher()
+        self._planner = own.make_planner()
+        self._rehearser = own.make_rehearser()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(self._incarnation, electorate, rank, os.getpid(), shard, shards),
+            ReplicaSettings(own.incarnation, electorate, rank, os.getpid(), shard, shards),
             self._make_core,
         )
         page = addresses.metrics
@@ -188,7 +183,7 @@ class SchedulerShell:
         found = {"control": list(self.link.addresses)}
         if self._metrics is not None:
             found["metrics"] = [self._metrics.address]
-        self._run_file = RunFile(role_id, os.getpid(), self._incarnation, found)
+        self._run_file = RunFile(role_id, os.getpid(), own.incarnation, found)
 
     def announce(self) -> None:
         """Say where it is, and what has no place."""
@@ -217,7 +212,7 @@ class SchedulerShell:
             pid=os.getpid(),
             guard_ms=FIRST_GUARD_MS,
             transfer_ms=FIRST_TRANSFER_MS,
-            first_batch_id=_first_batch_id(),
+            first_batch_id=self._surroundings.first_batch_id(),
         )
         self._kept.begin()
         self._core = core = scheduler_core(settings, self._config.batching, planning)
@@ -387,8 +382,3 @@ def _configured(config: ClusterConfig, number: int) -> list[str]:
         return []
     host, _, port = control.rpartition(":")
     return [control if port == "0" or not number else f"{host}:{int(port) + number}"]
-
-
-def _first_batch_id() -> BatchId:
-    """Drawn, so that no batch of a former scheduler that still runs has the same."""
-    return BatchId((secrets.randbits(_BATCH_ID_BITS - _BATCHES_BITS) << _BATCHES_BITS) + 1)

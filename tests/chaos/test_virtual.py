@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from fabric.messages import Host, NodeHello, SliceChanged, SliceReady, WorkerHello
+from roles.node_agent.events import AgentAction
+from roles.node_agent.lease import NO_LEASE, LeaseGrants
 from tests.chaos.virtual.monitor import Violated
+from tests.chaos.virtual.processes import AgentProcess
 from tests.chaos.virtual.script import Script, Shape, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.world import World, play
 
-HISTORIES, OF = 800, 40
-"""About 70 ms each on one core: a minute."""
+HISTORIES, OF = 600, 40
+"""About a tenth of a second each: a minute of one core."""
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, HISTORIES // OF))
@@ -69,6 +72,26 @@ class Silent(World):
 def test_a_request_without_an_answer_is_found() -> None:
     with pytest.raises(Violated, match="no answer"):
         Silent(Script(1, Shape(rate_rps=1.0))).play()
+
+
+def test_two_schedulers_that_both_think_they_are_the_active_one_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LeaseGrants, "is_free", lambda *_: True)  # agents grant whatever is higher
+    with pytest.raises(Violated, match=r"are active|does not come up|requests end as"):
+        play(Script(1, Shape(schedulers=2)))
+
+
+def test_a_scheduler_that_takes_an_epoch_of_a_minority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = AgentProcess._perform
+
+    def forgets(self: AgentProcess, action: AgentAction) -> None:
+        kept(self, action)
+        self.host.lease = NO_LEASE
+
+    monkeypatch.setattr(AgentProcess, "_perform", forgets)
+    with pytest.raises(Violated, match="0 agents granted"):
+        play(Script(1, Shape(schedulers=2)))
 
 
 class Crowded(World):

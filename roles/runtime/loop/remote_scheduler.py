@@ -12,6 +12,7 @@ from fabric.clock import Clock
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.keys import Keyring
+from fabric.transport import ZMQ, Transport
 from roles.runtime.core import SCHEDULER_ID
 from roles.runtime.loop.scheduler_source import SchedulerSource
 from roles.runtime.process_events import SchedulerFound
@@ -28,8 +29,9 @@ class RemoteScheduler(SchedulerSource):
         keyring: Keyring | None = None,
         role_id: str = SCHEDULER_ID,
         heartbeats: HeartbeatTiming | None = None,
+        transport: Transport = ZMQ,
     ) -> None:
-        super().__init__(own, clock, keyring, role_id, heartbeats)
+        super().__init__(own, clock, keyring, role_id, heartbeats, transport)
         self._addresses = tuple(addresses)
         self._is_found = False
         self._refused = 0.0

@@ -19,6 +19,8 @@ from pathlib import Path
 import click
 
 from fabric.clock import MonotonicClock
+from fabric.ids import Epoch
+from fabric.messages import Parcel
 from tests.chaos.virtual.network import End, Wire
 from tests.chaos.virtual.script import Script, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
@@ -71,19 +73,25 @@ def _script(where: str) -> Script:
 def _show(words: str) -> None:
     made = World.__init__
 
-    def watched(self: World, script: Script) -> None:
+    def shown(self: World, script: Script) -> None:
         made(self, script)
 
-        def opened(wire: Wire, end: End, sent_at_ms: float, parcels: Sequence[object]) -> None:
+        watched = self.network.opened
+
+        def opened(wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
             for parcel in parcels:
                 ends = f"{wire.near.owner.place}-{wire.far.owner.place}"
-                text = f"{self.now_ms:10.3f} sent {sent_at_ms:10.3f} {ends} read by {end.owner.place}: {parcel.body!r}"  # type: ignore[attr-defined]
+                text = (
+                    f"{self.now_ms:10.3f} sent {sent_at_ms:10.3f} epoch {epoch} {ends}"
+                    f" read by {end.owner.place}: {parcel.body!r}"
+                )
                 if any(word in text for word in words.split("|")):
                     click.echo(text[:400])
+            watched(wire, end, sent_at_ms, epoch, parcels)
 
         self.network.opened = opened
 
-    World.__init__ = watched  # type: ignore[method-assign]
+    World.__init__ = shown  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

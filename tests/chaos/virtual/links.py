@@ -14,7 +14,9 @@ from fabric.ids import Incarnation, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
-from tests.chaos.virtual.network import End, Item, Network, Owner, Wire
+from fabric.sockets.base import Outdated
+from fabric.sockets.routes import Routes
+from tests.chaos.virtual.network import End, Network, Owner, Wire
 
 CONTROL_QUEUE: Final = 1_000 + 64
 PAYLOAD_QUEUE: Final = 64
@@ -55,35 +57,38 @@ class _Listener(End):
 
 
 class VirtualPeers(_Listener):
-    """As a ROUTER."""
+    """As a ROUTER: by the real rules of which connection is a peer's (`fabric/sockets/routes.py`)."""
 
     def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
         super().__init__(network, owner, addresses)
-        self.named: dict[PeerId, Wire] = {}
+        self._routes = Routes()
+        self._wires: dict[bytes, Wire] = {}
         self._lost: list[PeerId] = []
 
     def accept(self, wire: Wire) -> None:
-        """A second connection of a living name stays open, and nobody listens to it."""
         super().accept(wire)
-        self.named.setdefault(wire.name, wire)
+        self._wires[wire.identity] = wire
 
     def hang_up(self, wire: Wire) -> None:
         super().hang_up(wire)
-        if self.named.get(wire.name) is wire:
-            del self.named[wire.name]
+        self._wires.pop(wire.identity, None)
+        if self._routes.peer_at(wire.identity) is not None:
+            self._forget(wire.name)
 
-    def arrive(self, item: Item) -> None:
-        if self.named.get(item.wire.name) is item.wire:
-            super().arrive(item)
+    def close(self) -> None:
+        super().close()
+        self._wires.clear()
 
     def peer_of(self, wire: Wire) -> PeerId:
+        if not self._routes.note(wire.identity, wire.name, wire.mark, None):
+            raise Outdated(f"{wire.name} has a newer connection")
         return wire.name
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
-        wire = self.named.get(peer)
+        identity = self._routes.to(peer)
+        wire = None if identity is None else self._wires.get(identity)
         if wire is None:
-            self._lost.append(peer)
-            self.transit.forget(peer)
+            self._forget(peer)
             self._counters["unroutable_out"] += 1
             return False
         return self._note(packed, is_sent=wire.send(wire.near, self._join(packed), CONTROL_QUEUE))
@@ -95,6 +100,11 @@ class VirtualPeers(_Listener):
     @property
     def has_more(self) -> bool:
         return bool(self._lost) or super().has_more
+
+    def _forget(self, peer: PeerId) -> None:
+        self._routes.forget(peer)
+        self._lost.append(peer)
+        self.transit.forget(peer)
 
 
 class VirtualPayloads(_Listener):
@@ -187,6 +197,7 @@ class VirtualServer(_Connecting):
         super().__init__(network, owner, own, addresses)
         self._server = server
         self._connect_at_ms: float | None = None
+        self._is_lost = False
         self.on_hang_up: Callable[[], None] = lambda: None
         self.connect()
 
@@ -197,7 +208,17 @@ class VirtualServer(_Connecting):
         is_ours = wire is self.wire
         super().hang_up(wire)
         if is_ours:
+            self._is_lost = True
             self.on_hang_up()
+
+    def take_lost(self) -> Sequence[PeerId]:
+        """The server, if a connection that this end had not given up was closed."""
+        is_lost, self._is_lost = self._is_lost, False
+        return (self._server,) if is_lost else ()
+
+    @property
+    def has_more(self) -> bool:
+        return self._is_lost or super().has_more
 
     def reconnect(self) -> None:
         """As `DealerLink.reconnect`: at the first send 100 ms later."""

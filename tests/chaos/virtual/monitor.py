@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fabric.ids import PeerId
+from fabric.ids import BatchId, Epoch
+from fabric.messages import EpochGranted, Parcel, RunBatch
+from fabric.messages import Host as HostMessage
 from roles.gpu_worker.executors.base import Job
+from roles.node_agent.lease import LeaseRecord
+from roles.scheduler.fleet import Fleet
 
 if TYPE_CHECKING:
+    from tests.chaos.virtual.network import End, Owner, Wire
     from tests.chaos.virtual.process import Process
-    from tests.chaos.virtual.processes import FrontendProcess, SchedulerProcess, WorkerProcess
+    from tests.chaos.virtual.processes import FrontendProcess, Host, SchedulerProcess, WorkerProcess
     from tests.chaos.virtual.world import World
 
 GRACE_MS: Final = 50.0
@@ -44,7 +49,10 @@ class Monitor:
         self.fates: Counter[str] = Counter()
         self._world = world
         self._asked: dict[int, Asked] = {}
-        self._gone: set[int] = set()
+        self._elected: dict[Epoch, SchedulerProcess] = {}
+        self._commands: dict[BatchId, tuple[Epoch, Epoch]] = {}
+        """By batch: the epoch of who sent it, and the one that its worker had heard of from its agent when it read that."""
+        self._told: dict[Owner, Epoch] = {}
 
     # ------------------------------------------------------------ requests
 
@@ -111,11 +119,37 @@ class Monitor:
 
     # ------------------------------------------------------------ commands and devices
 
-    def commanded(self, scheduler: SchedulerProcess, worker: PeerId) -> None:
-        """A scheduler sends a batch to a worker. The place for: no worker obeys two of them (epochs)."""
+    def granted(self, host: Host, record: LeaseRecord) -> None:
+        """An agent writes an epoch down."""
+        if record.epoch <= host.lease.epoch:
+            raise Violated(f"{host.node.node_id} grants {record} after {host.lease}")
+
+    def elected(self, scheduler: SchedulerProcess, epoch: Epoch) -> None:
+        """A scheduler takes itself for the active one."""
+        holder = self._elected.setdefault(epoch, scheduler)
+        if holder is not scheduler:
+            raise Violated(f"{holder.place} and {scheduler.place} both have epoch {epoch}")
+        hosts = self._world.hosts
+        granted = [host for host in hosts if host.lease.epoch >= epoch]
+        needed = len(hosts) // 2 + 1 if self._world.shape.schedulers > 1 else 1
+        if len(granted) < needed:
+            raise Violated(f"{scheduler.place} has epoch {epoch}, which {len(granted)} agents granted")
+
+    def read(self, wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
+        """A process reads messages of that epoch."""
+        del wire, sent_at_ms
+        for parcel in parcels:
+            message = parcel.body
+            if isinstance(message, HostMessage | EpochGranted):
+                self._told[end.owner] = Epoch(message.epoch)
+            elif isinstance(message, RunBatch):
+                self._commands[message.batch_id] = epoch, self._told[end.owner]
 
     def runs(self, worker: WorkerProcess, job: Job) -> None:
         """A device starts a batch."""
+        epoch, told = self._commands[job.batch_id]
+        if epoch != told:
+            raise Violated(f"{worker.place} obeys epoch {epoch}, and was told {told}")
         spec = worker.devices.specs[job.slice_id]
         size = sum(part.count for part in job.parts)
         largest = {model.model_id: model.batch_size_max for model in spec.models}
@@ -145,10 +179,8 @@ class Monitor:
                 raise Violated(
                     f"{frontend.place} keeps {len(frontend.shell._payloads)} payloads for {pending}"
                 )
-        scheduler = world.scheduler
-        if scheduler is not None:
-            core = scheduler.core
-            for record in core._fleet.slices.values():
+        for core in (scheduler.core for scheduler in world.schedulers.values()):
+            for record in () if core is None else core._fleet.slices.values():
                 if len(record.flights) > 2:
                     raise Violated(f"{record.spec.slice_id} has {len(record.flights)} batches in flight")
 
@@ -160,11 +192,15 @@ class Monitor:
 
     def _problems(self) -> Iterator[str]:
         world = self._world
-        scheduler = world.scheduler
-        if scheduler is None:
-            yield "there is no scheduler"
+        active = [scheduler for scheduler in world.schedulers_alive() if scheduler.replica.core is not None]
+        if len(active) != 1:
+            yield f"{[scheduler.place for scheduler in active]} are active"
             return
-        core, fleet = scheduler.core, scheduler.core._fleet
+        (scheduler,) = active
+        core = scheduler.core
+        assert core is not None, "it is active"
+        fleet = core._fleet
+        yield from self._of_standing(scheduler)
         frontends = {frontend.place: frontend for frontend in world.frontends_alive()}
         listed = {str(peer) for peer, _ in fleet.frontends.values()}
         living = {f"{place}/{frontend.incarnation}" for place, frontend in frontends.items()}
@@ -188,21 +224,33 @@ class Monitor:
         if hosted != sorted(map(str, fleet.slices)):
             yield f"{hosted} are hosted, {sorted(fleet.slices)} planned"
         for frontend in frontends.values():
-            yield from self._of_frontend(frontend)
+            yield from self._of_frontend(frontend, scheduler, fleet)
         for worker in workers:
-            yield from self._of_worker(worker)
-        yield from self._of_links(scheduler)
+            yield from self._of_worker(worker, scheduler)
+        for one in world.schedulers_alive():
+            yield from self._of_links(one)
 
-    def _of_frontend(self, frontend: FrontendProcess) -> Iterator[str]:
+    def _of_standing(self, active: SchedulerProcess) -> Iterator[str]:
+        others = {
+            f"{one.place}/{one.incarnation}" for one in self._world.schedulers_alive() if one is not active
+        }
+        told = {str(peer) for peer, report in active.replica._standbys.items() if report.has_plan}
+        if told != others:
+            yield f"{sorted(told)} have the plan, {sorted(others)} stand by"
+        for host in self._world.hosts:
+            if (host.lease.epoch, host.lease.holder_id) != (active.replica.epoch, active.place):
+                yield f"{host.node.node_id} has granted {host.lease}, and {active.place} has {active.replica.epoch}"
+
+    def _of_frontend(
+        self, frontend: FrontendProcess, active: SchedulerProcess, fleet: Fleet
+    ) -> Iterator[str]:
         core, shell = frontend.shell._core, frontend.shell
         pending = core._pending
-        scheduler = self._world.scheduler
-        assert scheduler is not None
         ready = {
-            (record.spec.slice_id, record.incarnation)
-            for record in scheduler.core._fleet.slices.values()
-            if record.is_ready
+            (record.spec.slice_id, record.incarnation) for record in fleet.slices.values() if record.is_ready
         }
+        if shell._shards[0].active != active.number:
+            yield f"{frontend.place} goes by scheduler {shell._shards[0].active}, not {active.number}"
         known = {(one.slice_id, one.incarnation) for one in core._shards.links[0].known._slices.values()}
         if known != ready:
             yield f"{frontend.place} knows the slices {sorted(known)}, not {sorted(ready)}"
@@ -222,8 +270,10 @@ class Monitor:
         if any(model.replicas == 0 for model in core.models):
             yield f"{frontend.place} knows no replica of a model"
 
-    def _of_worker(self, worker: WorkerProcess) -> Iterator[str]:
+    def _of_worker(self, worker: WorkerProcess, active: SchedulerProcess) -> Iterator[str]:
         core = worker.shell._core
+        if core._registration.epoch != active.replica.epoch:
+            yield f"{worker.place} obeys epoch {core._registration.epoch}, not {active.replica.epoch}"
         if len(core._early) or len(worker.shell._payloads):
             yield f"{worker.place} keeps {len(core._early)} early inputs, {len(worker.shell._payloads)} payloads"
         for slice_ in core._slices.values():
@@ -233,6 +283,6 @@ class Monitor:
     def _of_links(self, scheduler: SchedulerProcess) -> Iterator[str]:
         world = self._world
         living = {str(wire.name) for wire in world.network.wires if not wire.near.owner.is_dead and wire.name}
-        watched = {str(peer) for peer in scheduler.source._liveness._watched}
+        watched = {str(peer) for peer in scheduler.shell._heard._liveness._watched}
         if watched - living:
-            yield f"the scheduler watches {sorted(watched - living)}, who are dead"
+            yield f"{scheduler.place} watches {sorted(watched - living)}, who are dead"

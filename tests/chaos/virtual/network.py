@@ -19,7 +19,7 @@ from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
-from fabric.messages import AnyMessage
+from fabric.messages import AnyMessage, Parcel
 from fabric.sockets import new_counters
 from fabric.transit_time import TransitMeter
 
@@ -91,6 +91,9 @@ class Wire:
 
     def __init__(self, network: Network, near: End, far: End, name: PeerId) -> None:
         self.near, self.far, self.name = near, far, name
+        self.mark = f"{network.next_order():x}.0"
+        """Grows with each connection."""
+        self.identity = f"{name}#{self.mark}".encode()
         self.path = network.path(near.owner.place, far.owner.place)
         self.is_broken = False
         self.under_way: dict[End, int] = {near: 0, far: 0}
@@ -258,7 +261,7 @@ class End:
         if peer:
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self.owner.now_ms())
         epoch = Epoch(envelope.epoch)
-        self._network.opened(item.wire, self, item.sent_at_ms, envelope.parcels)
+        self._network.opened(item.wire, self, item.sent_at_ms, epoch, envelope.parcels)
         return [
             Received(peer, parcel.body, tensors, late_ms, epoch)
             for parcel, tensors in zip(envelope.parcels, named, strict=True)
@@ -282,8 +285,8 @@ class Network:
         self.draws = draws
         self.listeners: dict[str, End] = {}
         self.wires: dict[Wire, None] = {}
-        self.opened: Callable[[Wire, End, float, Sequence[object]], None] = lambda *_: None
-        """Hears of each message that is read: its connection, the reader, when it was sent, and what it says."""
+        self.opened: Callable[[Wire, End, float, Epoch, Sequence[Parcel]], None] = lambda *_: None
+        """Hears of all that is read: its connection, the reader, when it was sent, its epoch, and what it says."""
         self.refuses: Callable[[AnyMessage], bool] = lambda _: False
         """Whether a queue is too full to take that message, of those that are sent alone."""
         self._delay_ms = delay_ms

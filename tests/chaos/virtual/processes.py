@@ -1,7 +1,6 @@
-"""The processes of a virtual cluster: real shells, or real cores with the real sources around them, in the real driver's turns.
+"""The processes of a virtual cluster: real shells, in the real driver's turns.
 
-Frontends and workers run in their own shells. A scheduler's shell is its outbox; an agent's has processes of the operating system,
-which are virtual here: `Host` keeps what a host keeps when a process ends.
+Only an agent is its core with the real sources around it: its shell has processes of the operating system, which are virtual here: `Host` keeps what a host keeps when a process ends.
 """
 
 from __future__ import annotations
@@ -11,24 +10,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node
-from fabric.link import Received
+from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node, scheduler_id
+from fabric.link import NO_EPOCH, Received
 from fabric.messages import (
     Answer,
-    AnyMessage,
-    Directory,
     EpochGranted,
     Infer,
     PlanAsked,
     Refusal,
     RehearsalAsked,
-    RunBatch,
     SliceSpec,
 )
 from fabric.messages import (
     Host as HostMessage,
 )
-from fabric.outbox import Outbox
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.gpu_worker.events import AgentGone
 from roles.gpu_worker.executors.base import Job
@@ -38,6 +33,7 @@ from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import (
     AgentAction,
     AgentEvent,
+    FollowScheduler,
     Kill,
     Orphan,
     Remember,
@@ -45,16 +41,20 @@ from roles.node_agent.events import (
     Terminate,
     WorkerUntold,
 )
-from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, SCHEDULER_ID, Heard, Lost, Send
+from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseKept, LeaseRecord
+from roles.node_agent.shell import _from_scheduler, _from_worker
+from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, Heard, Send
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
-from roles.runtime.loop.sources import LinkSource, WatchedLinkSource
-from roles.runtime.process import RunFile, remove_run_file, write_run_file
+from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
 from roles.runtime.process_events import ProcessExited, StopAsked
+from roles.scheduler.availability.replica import SchedulerReplica
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.make_plan import make_plan
 from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
+from roles.scheduler.shell import SchedulerShell
+from roles.scheduler.surroundings import SchedulerSurroundings
 from roles.simulator.hardware import SimulatedNode
 from tests.chaos.virtual.links import VirtualServer
 from tests.chaos.virtual.process import Posted, Process
@@ -67,51 +67,77 @@ OUTLIVE_MS: Final = 30_000.0
 PLAN_MS: Final = 40.0
 
 
-class SchedulerProcess(Process):
-    """A scheduler: its core, its watched link, its outbox, its planner."""
+class _Asked(Posted[Heard]):
+    """Where a scheduler asks for plans, or for rehearsals: an answer takes `PLAN_MS`."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world, "scheduler")
-        self.core: SchedulerCore = world.make_scheduler()
-        self.link = self.transport.bind_peers([world.control_address])
-        self._outbox = Outbox(self.link, self._refused)
-        self._planned: Posted[Heard] = Posted(self)
-        self.source = WatchedLinkSource(self.link, self)
-        role = Role[Heard | Lost, Send](
-            self.core, [self.source, self._planned], self._perform, self._outbox.flush
-        )
-        self._run_file = RunFile(SCHEDULER_ID, 1, self.incarnation, {"control": [world.control_address]})
-        write_run_file(world.run_dir, self._run_file)
-        self.run(role)
+    def __init__(self, owner: Process, peer: PeerId, make: Callable[[Any], Any]) -> None:
+        super().__init__(owner)
+        self._peer = peer
+        self._make = make
+        self._abandoned = 0
+
+    def start(self, asked: PlanAsked | RehearsalAsked) -> None:
+        """As `Asking`."""
+        owner, abandoned = self._owner, self._abandoned
+        made = Heard(self._peer, self._make(asked))
+
+        def answer() -> None:
+            if abandoned == self._abandoned:
+                self.post(made)
+
+        owner.world.at(owner.world.now_ms + PLAN_MS, lambda: owner.when_running(answer))
+
+    def abandon(self) -> None:
+        """As `Asking`."""
+        self._abandoned += 1
+        self._events.clear()
 
     def close(self) -> None:
-        remove_run_file(self.world.run_dir, self._run_file)
-        self.link.close()
+        """As `Asking`."""
+        self.abandon()
 
-    def _refused(self, peer: PeerId, message: AnyMessage) -> None:
-        """As in its shell."""
-        if isinstance(message, Directory):
-            self.source.give_up(peer)
 
-    def _perform(self, action: Send) -> None:
-        message = action.message
-        if isinstance(message, PlanAsked):
-            assert action.peer == PLANNER
-            plan = Heard(PLANNER, make_plan(message))
-            self.world.at(
-                self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(plan))
-            )
-            return
-        if isinstance(message, RehearsalAsked):
-            assert action.peer == REHEARSER
-            made = Heard(REHEARSER, make_rehearsal(message))
-            self.world.at(
-                self.world.now_ms + PLAN_MS, lambda: self.when_running(lambda: self._planned.post(made))
-            )
-            return
-        if isinstance(message, RunBatch):
-            self.world.monitor.commanded(self, action.peer)
-        self._outbox.put(action.peer, message)
+class SchedulerProcess(Process):
+    """A scheduler in its own shell, active or standing by."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, scheduler_id(number))
+        self.number = number
+        surroundings = SchedulerSurroundings(
+            self,
+            self.incarnation,
+            self.transport,
+            lambda: _Asked(self, PLANNER, make_plan),
+            lambda: _Asked(self, REHEARSER, make_rehearsal),
+            world.next_batch_id,
+        )
+        self.shell = SchedulerShell(world.written, world.run_dir, number=number, surroundings=surroundings)
+        self._epoch = NO_EPOCH
+        self.shell.announce()
+        self.run(self.shell.role)
+
+    @property
+    def replica(self) -> SchedulerReplica:
+        """Which stands by, or has a core."""
+        return self.shell._replica
+
+    @property
+    def core(self) -> SchedulerCore | None:
+        """Of one that is active."""
+        return self.shell._core
+
+    def turned(self) -> None:
+        if self.replica.epoch != self._epoch:
+            self._epoch = self.replica.epoch
+            self.world.monitor.elected(self, self._epoch)
+
+    def close(self) -> None:
+        self.shell.close()
+
+    def released(self) -> None:
+        super().released()
+        for other in self.shell._others.values():
+            other.close()
 
 
 class FrontendProcess(Process):
@@ -122,7 +148,7 @@ class FrontendProcess(Process):
         options = FrontendOptions(
             FrontendId(frontend_id(number)),
             world.run_dir,
-            [[world.control_address]],
+            [[one] for one in world.control_addresses],
             client_addresses=(),
             incarnation=self.incarnation,
             clock=self,
@@ -153,6 +179,7 @@ class Host:
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     records: dict[str, Orphan] = field(default_factory=dict)
     slower: float = 1.0
+    lease: LeaseRecord = NO_LEASE
 
 
 class AgentProcess(Process):
@@ -167,22 +194,35 @@ class AgentProcess(Process):
         own = peer_id(role_id, self.incarnation)
         self.address = RunDir(world.run_dir).ipc_address(f"{role_id}.control")
         self.link = self.transport.bind_peers([self.address])
-        self.scheduler = LocalScheduler(own, world.run_dir, self, transport=self.transport)
+        self.schedulers = {
+            PeerId(one): LocalScheduler(own, world.run_dir, self, role_id=one, transport=self.transport)
+            for one in map(scheduler_id, range(world.shape.schedulers))
+        }
+        self._followed = next(iter(self.schedulers))
         self.exits: Posted[ProcessExited] = Posted(self)
         self.stops: Posted[StopAsked] = Posted(self)
-        self.untold: Posted[WorkerUntold] = Posted(self)
+        self.later: Posted[LeaseKept | WorkerUntold] = Posted(self)
         outlives = world.outlives
         orphans = [host.records[worker_id] for worker_id in host.workers if worker_id in host.records]
         for worker_id in [one for one in host.workers if not outlives or one not in host.records]:
             host.workers[worker_id].kill()
         host.records = {orphan.worker_id: orphan for orphan in orphans if outlives}
         self.core = NodeAgentCore(
-            AgentSelf(node_id, self.incarnation, role_id, 1, outlives),
+            AgentSelf(node_id, self.incarnation, role_id, 1, outlives, host.lease),
             FoundDevices(host.node.gpus, orphans=list(host.records.values())),
         )
+        schedulers: list[Source[AgentEvent]] = [
+            TranslatedSource(one, _from_scheduler) for one in self.schedulers.values()
+        ]
         role = Role[AgentEvent, AgentAction](
             self.core,
-            [self.stops, LinkSource(self.link, _from_worker), self.scheduler, self.untold, self.exits],
+            [
+                self.stops,
+                LinkSource(self.link, _from_worker),
+                *schedulers,
+                self.later,
+                self.exits,
+            ],
             self._perform,
         )
         self.run(role)
@@ -200,11 +240,15 @@ class AgentProcess(Process):
 
     def close(self) -> None:
         self.link.close()
-        self.scheduler.close()
+        self._leave_schedulers()
 
     def released(self) -> None:
         super().released()
-        self.scheduler.close()
+        self._leave_schedulers()
+
+    def _leave_schedulers(self) -> None:
+        for scheduler in self.schedulers.values():
+            scheduler.close()
 
     def turned(self) -> None:
         if self.core.is_stopped:
@@ -214,11 +258,19 @@ class AgentProcess(Process):
         world = self.world
         match action:
             case Send(peer, message) if peer == SCHEDULER:
-                self.scheduler.send(message)
+                self.schedulers[self._followed].send(message)
+            case Send(peer, message) if peer in self.schedulers:
+                self.schedulers[peer].send(message)
+            case FollowScheduler(peer):
+                self._followed = peer
+            case KeepLease(record):
+                world.monitor.granted(self.host, record)
+                self.host.lease = record
+                self.later.post(LeaseKept(record, is_written=True))
             case Send(peer, message):
                 is_out = self.link.send(peer, message)
                 if not is_out and isinstance(message, HostMessage | EpochGranted):
-                    self.untold.post(WorkerUntold(peer))
+                    self.later.post(WorkerUntold(peer))
             case Spawn(worker_id):
                 world.at(world.now_ms + world.start_ms, lambda: self._start(worker_id))
             case Terminate(name):
@@ -408,7 +460,3 @@ class ClientProcess(Process):
         for key in [key for key in self.pending if key[0] == place]:
             self.world.monitor.cut_off(self.pending.pop(key))
             self._given_up.add(key)
-
-
-def _from_worker(received: Received) -> Heard:
-    return Heard(received.peer, received.message, received.late_ms)

@@ -24,12 +24,13 @@ KINDS: Final = {
 }
 """With how often each is drawn. docs/testing.md says what they mean."""
 FAULTY_MS: Final = 1_000.0
+ALL: Final = "all"
 BATCHINGS: Final = ("tenuto", "deferred", "eager", "clockwork", "nexus", "shepherd")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`who` and `whom`: a role and a number, counted round among the living. `for_ms`: of what lasts, or until the next start."""
+    """`who` and `whom`: a role and a number, counted round among the living, or `ALL` of them. `for_ms`: of what lasts, or until the next start."""
 
     at_ms: float
     kind: str
@@ -42,6 +43,8 @@ class Fault:
 class Shape:
     """A cluster and its load."""
 
+    schedulers: int = 1
+    """One of which is active."""
     nodes: int = 1
     gpus: int = 1
     frontends: int = 1
@@ -51,7 +54,6 @@ class Shape:
     is_up: bool = True
     """Whether all is well before anything goes wrong; else that begins with the first start."""
     outlives: bool = False
-    replans: bool = False
     delay_ms: float = 0.2
     start_ms: float = 60.0
     rate_rps: float = 40.0
@@ -88,6 +90,7 @@ def draw(seed: int) -> Script:
     """The history of that number."""
     rng = random.Random(f"{seed}/script")
     shape = Shape(
+        schedulers=rng.choice((1, 2, 2, 3)),
         nodes=rng.choice((1, 1, 2, 3)),
         gpus=rng.choice((1, 2)),
         frontends=rng.choice((1, 2)),
@@ -96,7 +99,6 @@ def draw(seed: int) -> Script:
         batching=rng.choice(("tenuto",) * 4 + BATCHINGS),
         is_up=rng.random() < 0.75,
         outlives=rng.random() < 0.3,
-        replans=rng.random() < 0.25,
         delay_ms=rng.choice((0.05, 0.3, 2.0)),
         start_ms=rng.choice((20.0, 80.0, 200.0)),
         rate_rps=rng.choice((10.0, 25.0, 50.0)),
@@ -126,7 +128,9 @@ def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
             who, for_ms = f"agent:{rng.randrange(3)}", rng.choice((100.0, 600.0))
         case _:
             who, whom = rng.choice(_PAIRS)
-            who, whom = f"{who}:{rng.randrange(3)}", f"{whom}:{rng.randrange(3)}"
+            is_all = who == "agent" and rng.random() < 0.5
+            who = f"{who}:{ALL}" if is_all else f"{who}:{rng.randrange(3)}"
+            whom = f"{whom}:{rng.randrange(3)}"
             for_ms = {
                 "cut": rng.choice((30.0, 250.0, 1_000.0, 3_000.0, 6_500.0)),
                 "delay": 400.0,
@@ -138,6 +142,9 @@ def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
 _PAIRS: Final = (
     ("frontend", "scheduler"),
     ("agent", "scheduler"),
+    ("agent", "scheduler"),
+    ("agent", "scheduler"),
+    ("scheduler", "scheduler"),
     ("worker", "scheduler"),
     ("worker", "agent"),
     ("frontend", "worker"),
@@ -145,7 +152,16 @@ _PAIRS: Final = (
 )
 
 
-_HOSTED: Final = ("scheduler:0", "frontend:0", "frontend:1", "agent:0", "agent:1", "worker:0", "worker:1")
+_HOSTED: Final = (
+    "scheduler:0",
+    "scheduler:1",
+    "frontend:0",
+    "frontend:1",
+    "agent:0",
+    "agent:1",
+    "worker:0",
+    "worker:1",
+)
 """No clients: of one whose clock stood still, its frontend takes what it says for late for up to a minute."""
 
 

@@ -9,21 +9,18 @@ import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from fabric.ids import Incarnation, ModelId
+from fabric.ids import BatchId, Incarnation, ModelId, scheduler_id
 from roles.config.read_config import parse_config
 from roles.runtime.environment import RunDir
 from roles.runtime.process_events import StopAsked
-from roles.scheduler.build import scheduler_core
-from roles.scheduler.core import SchedulerCore
-from roles.scheduler.planning.desired_state import ControllerSettings, controller_settings
-from roles.scheduler.settings import SchedulerSettings, settings_from
-from roles.simulator.hardware import SimulatedHardware
+from roles.scheduler.planning.saved_plan import Begun
+from roles.scheduler.planning.start_config import Written
 from roles.simulator.simulation import hardware_of
 from tests.chaos.virtual.monitor import Monitor, Violated
 from tests.chaos.virtual.network import Network
@@ -36,7 +33,7 @@ from tests.chaos.virtual.processes import (
     SchedulerProcess,
     WorkerProcess,
 )
-from tests.chaos.virtual.script import FAULTY_MS, Fault, Script, Shape
+from tests.chaos.virtual.script import ALL, FAULTY_MS, Fault, Script, Shape
 
 BOOT_WITHIN_MS: Final = 3_000.0
 SETTLE_WITHIN_MS: Final = 20_000.0
@@ -60,21 +57,27 @@ class World:
         self.start_ms = shape.start_ms
         self.client_way_ms = 2 * shape.delay_ms
         self.run_dir = Path(tempfile.mkdtemp(prefix="tenuto-chaos-"))
-        self.control_address = RunDir(self.run_dir).ipc_address("scheduler-0.control")
+        self.control_addresses = [
+            RunDir(self.run_dir).ipc_address(f"{scheduler_id(number)}.control")
+            for number in range(shape.schedulers)
+        ]
         self.processes: list[Process] = []
-        self.scheduler: SchedulerProcess | None = None
         self.clients: list[ClientProcess | None] = []
         self.by_number: dict[int, FrontendProcess] = {}
+        self.schedulers: dict[int, SchedulerProcess] = {}
+        """Those that run, by number."""
         self.network = Network(self, random.Random(f"{script.seed}/network"), self._delays)
         self.monitor = Monitor(self)
+        self.network.opened = self.monitor.read
         self._clocks = random.Random(f"{script.seed}/clocks")
         self._happening: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
         self._replaced: set[Process] = set()
         self._incarnations = count(1)
         self._requests = count(1)
-        self._settings, self._planning, hardware = _cluster(_document(shape))
-        self.hosts = [Host(node) for node in hardware.nodes]
+        self._batch_ids = random.Random(f"{script.seed}/batches")
+        self.written = _written(json.dumps(_document(shape)))
+        self.hosts = [Host(node) for node in hardware_of(self.written.config, 1).nodes]
 
     # ------------------------------------------------------------ for the processes
 
@@ -91,10 +94,13 @@ class World:
         del place
         return float(self._clocks.choice((0.0, 0.0, self._clocks.uniform(0.0, 1e7))))
 
-    def make_scheduler(self) -> SchedulerCore:
-        """As at every start."""
-        config = _config(json.dumps(_document(self.shape)))
-        return scheduler_core(self._settings, config.batching, self._planning if self.shape.replans else None)
+    def next_batch_id(self) -> BatchId:
+        """A scheduler's first one: none ever counts up to the next."""
+        return BatchId((self._batch_ids.randrange(1 << 20) << 33) + 1)
+
+    def schedulers_alive(self) -> list[SchedulerProcess]:
+        """In the order of their numbers."""
+        return [self.schedulers[number] for number in sorted(self.schedulers)]
 
     def frontends_alive(self) -> list[FrontendProcess]:
         """In the order of their numbers."""
@@ -124,7 +130,8 @@ class World:
         return self.monitor
 
     def _boot(self) -> None:
-        self.scheduler = SchedulerProcess(self)
+        for number in range(self.shape.schedulers):
+            self.schedulers[number] = SchedulerProcess(self, number)
         for host in self.hosts:
             AgentProcess(self, host)
         for number in range(self.shape.frontends):
@@ -178,7 +185,7 @@ class World:
         return (
             any(process.is_stopped for process in self.processes)
             or any(path.disturbed_until_ms > self.now_ms for path in self.network.paths)
-            or self.scheduler is None
+            or len(self.schedulers) < self.shape.schedulers
             or any(host.agent is None or host.slower != 1.0 for host in self.hosts)
             or len(self.by_number) < self.shape.frontends
             or any(client is None for client in self.clients)
@@ -250,9 +257,12 @@ class World:
                 raise AssertionError(fault)
 
     def _strike_path(self, fault: Fault) -> None:
-        one, other = self._find(fault.who), self._find(fault.whom)
-        if one is None or other is None:
-            return
+        other = self._find(fault.whom)
+        for one in self._find_all(fault.who):
+            if other is not None and one is not other:
+                self._strike_between(fault, one, other)
+
+    def _strike_between(self, fault: Fault, one: Process, other: Process) -> None:
         match fault.kind:
             case "reset" | "lose":
                 for wire in self.network.between(one.place, other.place):
@@ -270,17 +280,21 @@ class World:
                 raise AssertionError(fault)
 
     def _find(self, who: str) -> Process | None:
+        found = self._find_all(who)
+        return found[0] if found else None
+
+    def _find_all(self, who: str) -> Sequence[Process]:
         role, _, number = who.partition(":")
         workers = [worker for host in self.hosts for worker in host.workers.values()]
         living: dict[str, list[Any]] = {
-            "scheduler": [self.scheduler],
+            "scheduler": self.schedulers_alive(),
             "frontend": self.frontends_alive(),
             "agent": self.agents_alive(),
             "worker": workers,
             "client": self.clients,
         }
         found = [one for one in living[role] if one is not None]
-        return found[int(number or 0) % len(found)] if found else None
+        return found if number == ALL or not found else [found[int(number or 0) % len(found)]]
 
     def _restart(self, process: Process, after_ms: float) -> None:
         """In order: SIGTERM."""
@@ -307,8 +321,9 @@ class World:
         self._replaced.add(process)
         match process:
             case SchedulerProcess():
-                self.scheduler = None
-                self.at(self.now_ms + after_ms, self._start_scheduler)
+                number = process.number
+                del self.schedulers[number]
+                self.at(self.now_ms + after_ms, lambda: self._start_scheduler(number))
             case FrontendProcess():
                 number = next(number for number, one in self.by_number.items() if one is process)
                 del self.by_number[number]
@@ -322,8 +337,8 @@ class World:
             case _:
                 pass  # workers are started by their agent
 
-    def _start_scheduler(self) -> None:
-        self.scheduler = SchedulerProcess(self)
+    def _start_scheduler(self, number: int) -> None:
+        self.schedulers[number] = SchedulerProcess(self, number)
 
     def _start_frontend(self, number: int) -> None:
         self.by_number[number] = FrontendProcess(self, number)
@@ -359,29 +374,30 @@ def _document(shape: Shape) -> dict[str, Any]:
                 for node in range(shape.nodes)
             ],
             "frontends": shape.frontends,
+            "schedulers": shape.schedulers,
         },
         "batching": shape.batching,
     }
 
 
-def _cluster(
-    document: dict[str, Any],
-) -> tuple[SchedulerSettings, ControllerSettings, SimulatedHardware]:
-    return _made(json.dumps(document))
+class _Planned(Written):
+    """Its first plan is made once: all histories of one shape begin with it."""
+
+    __slots__ = ()
+
+    def first_plan(self) -> Begun:
+        return _first_plan(json.dumps(self.document))
 
 
 @cache
-def _config(written: str) -> Any:
-    return parse_config(json.loads(written), Path())
+def _written(text: str) -> _Planned:
+    document = json.loads(text)
+    return _Planned(parse_config(document, Path()), document, Path())
 
 
 @cache
-def _made(written: str) -> tuple[SchedulerSettings, ControllerSettings, SimulatedHardware]:
-    config = _config(written)
-    placement = config.place()
-    settings = settings_from(config, placement)
-    planning = controller_settings(config, json.loads(written), "", placement, settings)
-    return settings, planning, hardware_of(config, 1)
+def _first_plan(text: str) -> Begun:
+    return Written.first_plan(_written(text))
 
 
 def play(script: Script) -> Monitor:

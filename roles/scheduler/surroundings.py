@@ -1,0 +1,54 @@
+"""What a scheduler's process has of its own: clock, links, name, and the processes that it asks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from fabric.clock import Clock, MonotonicClock
+from fabric.ids import BatchId, Incarnation, new_incarnation
+from fabric.messages import PlanAsked, RehearsalAsked
+from fabric.transport import ZMQ, Transport
+from roles.runtime.core import Heard
+from roles.runtime.loop.sources import Source
+from roles.scheduler.planning.plan_launcher import PlanLauncher
+from roles.scheduler.rehearsing.rehearsal_launcher import RehearsalLauncher
+
+_BATCH_ID_BITS: Final = 53  # what the wire takes
+_BATCHES_BITS: Final = 33  # of these: as many batches as a scheduler ever counts
+AskedT_contra = TypeVar("AskedT_contra", contravariant=True)
+
+
+class Asking(Source[Heard], Protocol[AskedT_contra]):
+    """Has one question at a time answered in another process, whose answer is an event of the loop."""
+
+    def start(self, asked: AskedT_contra) -> None:
+        """Begin."""
+        ...
+
+    def abandon(self) -> None:
+        """End what runs; its answer is nobody's."""
+        ...
+
+    def close(self) -> None:
+        """End what runs, and give everything back."""
+        ...
+
+
+def drawn_batch_id() -> BatchId:
+    """The first one. Drawn, so that no batch of a former scheduler that still runs has the same."""
+    return BatchId((secrets.randbits(_BATCH_ID_BITS - _BATCHES_BITS) << _BATCHES_BITS) + 1)
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerSurroundings:
+    """What a process has of its own; tests may know better."""
+
+    clock: Clock = field(default_factory=MonotonicClock)
+    incarnation: Incarnation = field(default_factory=new_incarnation)
+    transport: Transport = ZMQ
+    make_planner: Callable[[], Asking[PlanAsked]] = PlanLauncher
+    make_rehearser: Callable[[], Asking[RehearsalAsked]] = RehearsalLauncher
+    first_batch_id: Callable[[], BatchId] = drawn_batch_id
