@@ -1,4 +1,4 @@
-"""The order in which a plan's steps are done: phase after phase, hosts side by side, a failed host alone. Sans-IO."""
+"""How a plan's steps are done: a phase at a time, all hosts of it side by side, and what follows when one fails. Sans-IO."""
 
 from __future__ import annotations
 

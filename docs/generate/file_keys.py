@@ -14,7 +14,7 @@ from docs.generate.kinds import default_of, in_words
 from docs.generate.text import attribute_docstrings, paragraphs, table
 from fabric.policy_options import Choice, Flag, Number, Option, Schema
 from policies.batching.registry import DISCIPLINES
-from policies.placement import PLACEMENTS
+from policies.placement.registry import PLACEMENTS
 from profiles.interference import INTERFERENCE_LAWS
 from roles.config import sections
 from roles.config.sections import Document, Section

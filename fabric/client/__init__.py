@@ -9,8 +9,8 @@ the budget; should it not, the client's own timer does (`DeadlineExceeded`). Sho
 answers, if the client was given several; else `PeerLost` says so.
 """
 
-from fabric.client.asynchronous import Client, InferResult, Inputs, RunResult
 from fabric.client.blocking import BlockingClient
+from fabric.client.client import Client, InferResult, Inputs, RunResult
 from fabric.client.client_options import ClientOptions
 from fabric.client.status import ask_status
 

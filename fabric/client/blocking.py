@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from fabric.client.asynchronous import Client, InferResult, Inputs, RunResult, limit_ms_of
+from fabric.client.client import Client, InferResult, Inputs, RunResult, limit_ms_of
 from fabric.client.client_options import ClientOptions
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo

@@ -18,11 +18,11 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import LoaderSpec
 from policies.graphs import ApplicationPlan, FanOut
 from policies.graphs.limits import limits
-from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from policies.placement.common.cut_models import cut_first
 from policies.placement.given import Given
+from policies.placement.registry import placement_options, placement_policy
 from profiles.device_model import DeviceModel
 from profiles.interference import interference_named
 from profiles.model import ModelProfile

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from policies.batching.registry import DISCIPLINES
 from policies.graphs import GRAPH_DEADLINES
-from policies.placement import PLACEMENTS
+from policies.placement.registry import PLACEMENTS
 from profiles.interference import INTERFERENCE_NAMES
 from roles.config.sections import document_schema
 

@@ -13,7 +13,7 @@ import msgspec
 import policies.graphs
 from fabric.heartbeats import INTERVAL_MS, PATIENCE_MS
 from policies.batching.registry import DEFAULT as BATCHING_DEFAULT
-from policies.placement import DEFAULT as PLACEMENT_DEFAULT
+from policies.placement.registry import DEFAULT as PLACEMENT_DEFAULT
 from roles.config.rates import Steps
 
 

@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 from fabric.ids import ModelId
 from fabric.messages import RUN_REQUESTS_MAX, Arrivals
+from roles.frontend.announced_runs import AnnouncedRun
 from roles.frontend.estimates import Estimates
 from roles.frontend.requests import Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin
-from roles.frontend.seq_runs import AnnouncedRun
 
 SPAN_MAX_MS = 1.0
 

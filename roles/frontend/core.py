@@ -68,6 +68,7 @@ from roles.frontend.admission import (
     unheard_reason,
     way_kept_ms,
 )
+from roles.frontend.announced_runs import coded
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import lists
 from roles.frontend.drain import Drain
@@ -108,7 +109,6 @@ from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.recorder import ABANDONED, RequestRecorder
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
-from roles.frontend.seq_runs import coded
 from roles.frontend.shards import Rerouted, ShardLink, Shards
 from roles.runtime.core import Lost, Tick
 from roles.runtime.peer_checks import Offences, Verdict

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from fabric.ids import BatchId, ModelId, PeerId, SliceId
 from fabric.messages import SeqRun
-from roles.frontend.seq_runs import AnnouncedRun
+from roles.frontend.announced_runs import AnnouncedRun
 from roles.runtime.core import Handle
 
 NO_SEQ = -1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput
 from policies.placement.gpulet import quantities
 from policies.placement.gpulet.quantities import inflated_rps, knee, residue, saturated, size_costs
+from policies.placement.registry import placement_policy
 from profiles.model import LinearProfile, TableProfile
 from profiles.store import shipped_data, shipped_profile
 from tests.gpulet_checker import interference_factor, overhead_ms, planned_ms

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.placement import placement_policy
+from policies.placement.registry import placement_policy
 from tests.igniter_workloads import by_gpu, gpus, illustrative, inputs, profiles, table_3
 
 

@@ -14,8 +14,8 @@ from collections import Counter
 
 import pytest
 
-from policies.placement import placement_policy
 from policies.placement.common.base import Placement
+from policies.placement.registry import placement_policy
 from roles.lab.reproduce.thesis_settings import (
     AO_GROUPS,
     FIGURE_5_5,

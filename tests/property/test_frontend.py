@@ -32,6 +32,7 @@ from fabric.messages import (
     replaced,
 )
 from policies.graphs.graph import Stage
+from roles.frontend.announced_runs import coded
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
@@ -59,7 +60,6 @@ from roles.frontend.events import (
     Unpushed,
     WorkerSaid,
 )
-from roles.frontend.seq_runs import coded
 from roles.runtime.core import NO_PAYLOAD, Handle, Lost, Tick
 from tests.applications_stage import served
 from tests.builders import (

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement
+from policies.placement.registry import placement_policy
 from profiles.store import shipped_profile
 from tests.gpulet_checker import DATA, Asked, problems
 

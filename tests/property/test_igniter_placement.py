@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Profiles
+from policies.placement.registry import placement_policy
 from profiles.igniter.performance_model import IgniterProfile, Resident, predict_ms
 from profiles.store import shipped_profile
 from tests.igniter_workloads import gpus

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from policies.placement import placement_policy
 from policies.placement.milp import packing
+from policies.placement.registry import placement_policy
 from tests.requirement_profiles import Case, check_sound, random_case
 
 BATCHES = (4, 8)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId, NodeId
-from policies.placement import PLACEMENTS, placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.registry import PLACEMENTS, placement_policy
 from profiles.store import shipped_profile, shipped_refs
 from tests.placement_checks import check_promises
 from tests.requirement_profiles import check_sound, random_case

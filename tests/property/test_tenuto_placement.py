@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from policies.placement import placement_policy
 from policies.placement.common.base import Placement
 from policies.placement.common.conditions import ConditionedPolicy, Conditions
+from policies.placement.registry import placement_policy
 from profiles.interference import interference_named
 from tests.requirement_profiles import Case, random_case
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import pytest
 
-from policies.placement import placement_policy
 from policies.placement.common.base import PlannedModel
+from policies.placement.registry import placement_policy
 from tests.requirement_profiles import Case, check_sound, random_case, v100s
 
 BATCHES = (4, 8, 16)

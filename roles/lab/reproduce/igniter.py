@@ -11,8 +11,8 @@ from typing import Any
 
 from fabric.clock import MonotonicClock
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, PlannedSlice, Profiles
+from policies.placement.registry import placement_policy
 from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile
 from roles.lab.reproduce.igniter_runs import (

@@ -17,8 +17,8 @@ from typing import Any
 
 from fabric.ids import ModelId
 from policies.batching.registry import discipline_options
-from policies.placement import placement_options
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Profiles
+from policies.placement.registry import placement_options
 from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice, placed_models

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement
+from policies.placement.registry import placement_policy
 from profiles.gpu import gpu_profile
 from profiles.model import WHOLE_GPU_PERCENT, ModelProfile, TableProfile
 from profiles.requirements import Requirements, Usage

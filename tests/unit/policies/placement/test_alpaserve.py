@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.alpaserve import AlpaServe
 from policies.placement.alpaserve.first_come import arrivals, play
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, slice_memory_bytes
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.request_checks import require_pipelines
+from policies.placement.registry import placement_policy
 from profiles.model import TableProfile
 from roles.config.arrival_gaps import drawn_gaps
 from roles.config.read_config import parse_config

@@ -9,8 +9,8 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
-from policies.placement import PLACEMENTS, placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.registry import PLACEMENTS, placement_policy
 from profiles.model import LinearProfile
 from profiles.store import shipped_profile
 

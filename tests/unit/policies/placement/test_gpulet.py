@@ -4,8 +4,8 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.registry import placement_policy
 from profiles.model import LinearProfile, ModelProfile, TableProfile
 from profiles.store import shipped_profile
 

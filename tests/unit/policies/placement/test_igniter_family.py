@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fabric.ids import ModelId
-from policies.placement import placement_policy
 from policies.placement.common.base import PlacedModelInput, Profiles
+from policies.placement.registry import placement_policy
 from profiles.igniter.performance_model import IgniterProfile, Resident
 from profiles.store import shipped_profile
 from tests.igniter_workloads import GIB, by_gpu, gpus, inputs, profiles, table_3

@@ -12,12 +12,12 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.placement import placement_policy
 from policies.placement.common.base import Placement
 from policies.placement.common.demands import ResourceDemand
 from policies.placement.common.gpu_kinds import GpuClass
 from policies.placement.milp import Milp
 from policies.placement.milp.packing import feasible_patterns
+from policies.placement.registry import placement_policy
 from tests.requirement_profiles import Case, Cell, case, check_sound, random_case, v100s
 
 

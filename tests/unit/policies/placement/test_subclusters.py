@@ -7,8 +7,8 @@ import pytest
 
 from fabric.ids import ModelId, NodeId
 from policies.batching.per_subcluster import components
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.registry import placement_policy
 from profiles.model import LinearProfile
 
 GIB = 2**30

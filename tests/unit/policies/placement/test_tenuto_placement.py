@@ -12,10 +12,10 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.placement import placement_policy
 from policies.placement.common.base import PlacedModelInput, Placement, PlannedModel, PlannedSlice
 from policies.placement.common.conditions import ConditionedPolicy, Conditions
 from policies.placement.common.gpu_kinds import gpu_classes
+from policies.placement.registry import placement_policy
 from policies.placement.tenuto import exact
 from policies.placement.tenuto.exact import exact_cluster
 from policies.placement.tenuto.forecast import forecast_of

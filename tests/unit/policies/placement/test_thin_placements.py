@@ -6,8 +6,8 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Profiles, largest_batch
+from policies.placement.registry import placement_policy
 from profiles.model import LinearProfile, ModelProfile, TableProfile
 
 GIB = 2**30

@@ -8,8 +8,8 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
-from policies.placement import placement_options, placement_policy
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement
+from policies.placement.registry import placement_options, placement_policy
 from profiles.model import LinearProfile
 
 MODULE = """

@@ -10,8 +10,8 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.placement import placement_policy
 from policies.placement.common.base import PlacedModelInput, Placement
+from policies.placement.registry import placement_policy
 from policies.placement.usher.grouping import balanced_groups
 from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile

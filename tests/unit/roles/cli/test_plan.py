@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fabric.errors import ConfigError
-from policies.placement import PLACEMENTS
+from policies.placement.registry import PLACEMENTS
 from roles.cli.plan import plan
 from roles.config.read_config import load_config
 from roles.scheduler.settings import settings_from

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from fabric.errors import ConfigError, FabricError
 from fabric.policy_options import Number
 from policies.batching.registry import DISCIPLINES
-from policies.placement import PLACEMENTS
+from policies.placement.registry import PLACEMENTS
 from roles.cli.group import COMMANDS, LazyGroup
 from roles.cli.json_output import echo_json
 from roles.cli.options import FloatRange, IntRange, OutputPath

@@ -12,7 +12,7 @@ import yaml
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.graphs import FanOut
-from policies.placement import PLACEMENTS
+from policies.placement.registry import PLACEMENTS
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import config_origins, parse_config
 from roles.workload.arrivals import workload_of

@@ -7,10 +7,10 @@ import pytest
 from fabric.ids import ModelId
 from fabric.messages import SeqRun, Withdraw
 from roles.frontend.admission import budget_left_ms, way_kept_ms
+from roles.frontend.announced_runs import AnnouncedRun, coded
 from roles.frontend.preprocess_times import PreprocessTimes
 from roles.frontend.requests import NEXT, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnPath, less_return
-from roles.frontend.seq_runs import AnnouncedRun, coded
 from tests.builders import asked, model_info
 
 
