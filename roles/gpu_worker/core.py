@@ -557,7 +557,8 @@ class WorkerCore:
             actions += self._hello(now_ms)
         if self._tell_agent_at_ms is not None and self._tell_agent_at_ms <= now_ms:
             self._tell_agent_at_ms = None
-            actions += self._tell_agent()
+            if self._adoption.hello_at_ms is None:  # else the agent is told once it has answered
+                actions += self._tell_agent()
         repeat_at_ms = self._registration.wake_at_ms
         if repeat_at_ms is not None and repeat_at_ms <= now_ms:
             actions += self._registration.repeat(now_ms)

@@ -36,7 +36,7 @@ class AgentGone(Struct, frozen=True, gc=False):
 
 
 class AgentUntold(Struct, frozen=True, gc=False):
-    """The agent's queue did not take what it was told of our slices."""
+    """The agent may not know of our slices: its queue was full, or its connection broke and it hears nothing of the next one before we speak."""
 
 
 class InputsCame(Struct, frozen=True, gc=False):

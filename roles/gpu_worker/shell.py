@@ -195,7 +195,7 @@ class WorkerShell:
                 watch,
                 TranslatedSource(self._sleep, self._from_device),
                 TranslatedSource(self._real, self._from_thread),
-                LinkSource(self._agent, _from_agent),
+                LinkSource(self._agent, _from_agent, lambda _: AgentUntold()),
                 self._scheduler,
                 self._untold,
                 LinkSource(self._pull, self._from_frontend),

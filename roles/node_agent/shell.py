@@ -165,7 +165,7 @@ class _Agent:
             options.limits,
         )
         schedulers: list[Source[AgentEvent]] = [
-            TranslatedSource(scheduler, _from_scheduler) for scheduler in self._schedulers.values()
+            TranslatedSource(scheduler, from_scheduler) for scheduler in self._schedulers.values()
         ]
         self._metrics = (
             None if options.metrics is None else MetricsServer(options.metrics, role_id, options.clock)
@@ -177,7 +177,7 @@ class _Agent:
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
                 stop,
-                LinkSource(self._link, _from_worker),
+                LinkSource(self._link, from_worker),
                 *schedulers,
                 self._later,
                 TranslatedSource(self._blocking, self._from_blocking),
@@ -323,12 +323,12 @@ def _status_for_page(asked: SnapshotAsked) -> Heard:
     return Heard(METRICS, StatusAsked())
 
 
-def _from_worker(received: Received) -> Heard:
+def from_worker(received: Received) -> Heard:
     """Workers are not watched: the end of one is seen at its process. None can have the scheduler's name."""
     return Heard(received.peer, received.message, received.late_ms)
 
 
-def _from_scheduler(event: SchedulerEvent) -> AgentEvent:
+def from_scheduler(event: SchedulerEvent) -> AgentEvent:
     """Only about leases the core has to know which one it is: by all else it goes as the epoch says."""
     if isinstance(event, Heard) and not isinstance(event.message, LeaseAsked):
         return Heard(SCHEDULER, event.message, event.late_ms, epoch=event.epoch)

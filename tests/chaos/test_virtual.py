@@ -13,7 +13,7 @@ from roles.node_agent.events import AgentAction
 from roles.node_agent.lease import NO_LEASE, LeaseGrants
 from tests.chaos.virtual.monitor import Violated
 from tests.chaos.virtual.processes import AgentProcess
-from tests.chaos.virtual.script import Script, Shape, draw, read
+from tests.chaos.virtual.script import Fault, Script, Shape, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.world import World, play
 
@@ -30,6 +30,12 @@ def test_whatever_goes_wrong_what_always_holds_held(first: int) -> None:
             small, what = shrunk(script, failure)
             replay = f"python -m tests.chaos.virtual --replay - <<< '{small.text()}'"
             pytest.fail(f"seed {seed}: {failure}\nmade small: {what}\n{replay}")
+
+
+def test_a_worker_whose_connection_to_its_agent_broke_is_heard_on_the_next_one() -> None:
+    """A router answers whoever has spoken: a worker that only answers would be taken for silent, and killed."""
+    shape = Shape(frontends=2, clients=2, models=2, delay_ms=2.0, start_ms=200.0, slo_ms=300.0)
+    play(Script(235, shape, (Fault(53.9, "cut", "worker:0", "agent:0", 6_500.0),)))
 
 
 def test_one_script_is_one_history() -> None:

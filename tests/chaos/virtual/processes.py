@@ -42,7 +42,7 @@ from roles.node_agent.events import (
     WorkerUntold,
 )
 from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseKept, LeaseRecord
-from roles.node_agent.shell import _from_scheduler, _from_worker
+from roles.node_agent.shell import from_scheduler, from_worker
 from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, Heard, Send
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
@@ -212,13 +212,13 @@ class AgentProcess(Process):
             FoundDevices(host.node.gpus, orphans=list(host.records.values())),
         )
         schedulers: list[Source[AgentEvent]] = [
-            TranslatedSource(one, _from_scheduler) for one in self.schedulers.values()
+            TranslatedSource(one, from_scheduler) for one in self.schedulers.values()
         ]
         role = Role[AgentEvent, AgentAction](
             self.core,
             [
                 self.stops,
-                LinkSource(self.link, _from_worker),
+                LinkSource(self.link, from_worker),
                 *schedulers,
                 self.later,
                 self.exits,

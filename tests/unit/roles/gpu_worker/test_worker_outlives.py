@@ -14,12 +14,20 @@ from fabric.ids import NodeId
 from fabric.messages import Host, SliceFailed, SliceReady, WorkerHello
 from roles.gpu_worker.adoption import HELLO_EVERY_MS, LAST_GRACE_MS
 from roles.gpu_worker.agent_watch import AgentWatch
-from roles.gpu_worker.core import WorkerCore
-from roles.gpu_worker.events import AgentGone, End, Execute, JoinScheduler, SchedulerAnswers, WatchAgent
+from roles.gpu_worker.core import TELL_AGAIN_MS, WorkerCore
+from roles.gpu_worker.events import (
+    AgentGone,
+    AgentUntold,
+    End,
+    Execute,
+    JoinScheduler,
+    SchedulerAnswers,
+    WatchAgent,
+)
 from roles.gpu_worker.executors.base import LoadFailed
 from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import WorkerIdentity
-from roles.runtime.core import Heard, Tick
+from roles.runtime.core import Heard, Send, Tick
 from tests.worker_builders import BOOT, SCHEDULER_AT, actions_of, inputs, loaded, run_batch, sent, slice_spec
 
 OUTLIVE_MS = 30_000.0
@@ -54,6 +62,16 @@ def test_an_orphan_says_what_it_hosts_until_it_is_adopted_and_then_how_it_is() -
     ]
     assert not actions_of(JoinScheduler, actions), "the scheduler is where it was"
     assert not actions_of(End, core.handle(Tick(), 2_000.0 + 2 * OUTLIVE_MS))
+
+
+def test_the_connection_to_an_agent_that_is_gone_is_nothing_to_tell_the_next_one_of() -> None:
+    core = orphan()
+    core.handle(AgentUntold(), 1_001.0)
+    to_agent = [
+        one for one in core.handle(Tick(), 1_001.0 + TELL_AGAIN_MS) if getattr(one, "peer", "") == AGENT
+    ]
+    assert [type(one.message) for one in actions_of(Send, to_agent)] == [WorkerHello]
+    assert len(sent(SliceReady, core.handle(told(8), 2_000.0))) == 1
 
 
 def test_an_agent_that_has_not_found_the_scheduler_yet_does_not_take_it_away() -> None:
