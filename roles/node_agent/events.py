@@ -68,7 +68,7 @@ class DaemonChecked:
 
 @dataclass(slots=True, frozen=True)
 class WorkerUntold:
-    """A worker's queue did not take what it was told to host, or whom to obey."""
+    """A worker may not know what to host or whom to obey: its queue was full, or its connection broke with what was under way."""
 
     peer: PeerId
 

@@ -177,7 +177,7 @@ class _Agent:
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
                 stop,
-                LinkSource(self._link, from_worker),
+                LinkSource(self._link, from_worker, WorkerUntold),
                 *schedulers,
                 self._later,
                 TranslatedSource(self._blocking, self._from_blocking),

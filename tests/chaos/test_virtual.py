@@ -32,10 +32,32 @@ def test_whatever_goes_wrong_what_always_holds_held(first: int) -> None:
             pytest.fail(f"seed {seed}: {failure}\nmade small: {what}\n{replay}")
 
 
-def test_a_worker_whose_connection_to_its_agent_broke_is_heard_on_the_next_one() -> None:
-    """A router answers whoever has spoken: a worker that only answers would be taken for silent, and killed."""
-    shape = Shape(frontends=2, clients=2, models=2, delay_ms=2.0, start_ms=200.0, slo_ms=300.0)
-    play(Script(235, shape, (Fault(53.9, "cut", "worker:0", "agent:0", 6_500.0),)))
+LONG = {"for_ms": 6_500.0}
+"""Until connections break."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # The worker only answers, and a router answers whoever has spoken: it was taken for silent, and killed.
+        Script(
+            235,
+            Shape(frontends=2, clients=2, models=2, delay_ms=2.0, start_ms=200.0, slo_ms=300.0),
+            (Fault(53.9, "cut", "worker:0", "agent:0", **LONG),),
+        ),
+        # The epoch of the next scheduler was under way: the worker never heard whom to obey.
+        Script(
+            1664,
+            Shape(delay_ms=0.3, start_ms=80.0, slo_ms=300.0),
+            (
+                Fault(509.7, "restart", "scheduler:2", for_ms=30.0),
+                Fault(512.2, "cut", "worker:1", "agent:1", **LONG),
+            ),
+        ),
+    ],
+)
+def test_a_worker_and_its_agent_whose_connection_broke_tell_each_other_again(script: Script) -> None:
+    play(script)
 
 
 def test_one_script_is_one_history() -> None:

@@ -218,7 +218,7 @@ class AgentProcess(Process):
             self.core,
             [
                 self.stops,
-                LinkSource(self.link, from_worker),
+                LinkSource(self.link, from_worker, WorkerUntold),
                 *schedulers,
                 self.later,
                 self.exits,
