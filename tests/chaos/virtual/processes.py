@@ -200,6 +200,7 @@ class AgentProcess(Process):
         }
         self._followed = next(iter(self.schedulers))
         self.exits: Posted[ProcessExited] = Posted(self)
+        self._watched = set(host.records)
         self.stops: Posted[StopAsked] = Posted(self)
         self.later: Posted[LeaseKept | WorkerUntold] = Posted(self)
         outlives = world.outlives
@@ -238,6 +239,11 @@ class AgentProcess(Process):
             else:
                 worker.kill()
 
+    def exited(self, worker_id: str, code: int) -> None:
+        """Of those it has started or found it hears; a former agent's child that never said hello is nobody's."""
+        if worker_id in self._watched:
+            self.when_running(lambda: self.exits.post(ProcessExited(worker_id, code, "")))
+
     def close(self) -> None:
         self.link.close()
         self._leave_schedulers()
@@ -272,6 +278,7 @@ class AgentProcess(Process):
                 if not is_out and isinstance(message, HostMessage | EpochGranted):
                     self.later.post(WorkerUntold(peer))
             case Spawn(worker_id):
+                self._watched.add(worker_id)
                 world.at(world.now_ms + world.start_ms, lambda: self._start(worker_id))
             case Terminate(name):
                 self._signal(name, lambda worker: worker.when_running(lambda: worker.ended(0)))
@@ -384,7 +391,7 @@ class WorkerProcess(Process):
         self.host.records.pop(self.worker_id, None)
         agent = self.host.agent
         if agent is not None:
-            agent.when_running(lambda: agent.exits.post(ProcessExited(self.worker_id, code, "")))
+            agent.exited(self.worker_id, code)
 
     def close(self) -> None:
         self.shell._frontends.close()

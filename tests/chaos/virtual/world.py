@@ -73,6 +73,7 @@ class World:
         self._happening: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
         self._replaced: set[Process] = set()
+        self._ending: list[Process] = []
         self._incarnations = count(1)
         self._requests = count(1)
         self._batch_ids = random.Random(f"{script.seed}/batches")
@@ -184,6 +185,7 @@ class World:
         """Whether something still goes wrong by the script."""
         return (
             any(process.is_stopped for process in self.processes)
+            or any(not process.is_dead for process in self._ending)
             or any(path.disturbed_until_ms > self.now_ms for path in self.network.paths)
             or len(self.schedulers) < self.shape.schedulers
             or any(host.agent is None or host.slower != 1.0 for host in self.hosts)
@@ -298,6 +300,7 @@ class World:
 
     def _restart(self, process: Process, after_ms: float) -> None:
         """In order: SIGTERM."""
+        self._ending.append(process)
         match process:
             case AgentProcess():
                 process.when_running(lambda: process.stops.post(_STOP))
