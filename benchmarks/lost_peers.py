@@ -4,7 +4,7 @@
 
 First: two frontends have as many requests queued, each alone in its run; one of them is lost, by its silence or
 because its next incarnation says hello. The clock is virtual, and each turn's CPU time is measured. All requests of the
-other one must be answered in time. And: so many slices are started again, each with run times of its own, and so many
+other one must be answered in time. And: once the scheduler has served as many batches as it remembers, so many slices are started again, each with run times of its own, and so many
 nodes come under names that were never heard before and are lost; memory is what the process holds then. There is no
 rival here.
 """
@@ -42,6 +42,7 @@ from fabric.messages import (
 from policies.batching.registry import DISCIPLINES, make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import Event, SchedulerCore
+from roles.scheduler.dispatch.recorder import BATCHES_MAX
 from roles.scheduler.settings import SchedulerSettings
 
 MODELS = tuple(ModelId(f"m{number}") for number in range(4))
@@ -191,11 +192,16 @@ def restart(made: Stage, draws: random.Random, first: int, last: int) -> None:
         gpus = (GpuInfo(0, "generic", "emulated"),)
         made.hear(Heard(stranger, NodeHello(NodeId(f"n{number}"), Incarnation("0"), gpus, ())))
         made.hear(Lost(stranger, "silent"))
-        for model_id in MODELS:
-            made.hear(Heard(LEFT, Arrivals(model_id, number * 4, 4, 50.0)))
-        made.run(made.now_ms + 100.0)
-        if number % IDLE_EVERY == 0:
-            gc.collect()  # as a scheduler does when it is idle
+        serve(made, number)
+
+
+def serve(made: Stage, number: int) -> None:
+    """A tenth of a second with a batch of each model."""
+    for model_id in MODELS:
+        made.hear(Heard(LEFT, Arrivals(model_id, number * 4, 4, 50.0)))
+    made.run(made.now_ms + 100.0)
+    if number % IDLE_EVERY == 0:
+        gc.collect()  # as a scheduler does when it is idle
 
 
 def main() -> None:
@@ -214,6 +220,8 @@ def main() -> None:
     made, draws = stage("tenuto"), random.Random(1)
     gc.freeze()
     gc.disable()
+    for number in range(BATCHES_MAX // len(MODELS) + 1):  # what is kept of past batches is no growth
+        serve(made, number)
     sizes_mb: list[float] = []
     for first, last in ((1, FEW), (FEW, asked.restarts)):
         restart(made, draws, first, last)
