@@ -28,11 +28,10 @@ from fabric.errors import (
     ModelNotFound,
     NoReplica,
     Overloaded,
-    RequestError,
     TooLarge,
     WorkerLost,
 )
-from fabric.ids import BatchId, ModelId, PeerId
+from fabric.ids import ModelId, PeerId
 from fabric.messages import (
     Answer,
     AnyMessage,
@@ -51,11 +50,9 @@ from fabric.messages import (
     ModelsListed,
     Ping,
     RecordsAsked,
-    Refusal,
     Returned,
     SeqRun,
     StatusAsked,
-    TensorSpec,
     Withdraw,
     split_runs,
 )
@@ -63,13 +60,10 @@ from roles.applications.tally import StageTally
 from roles.frontend.admission import (
     admit,
     budget_left_ms,
-    bytes_kept,
-    encoded_image,
     unheard_reason,
     way_kept_ms,
 )
 from roles.frontend.announced_runs import coded
-from roles.frontend.arrivals import Gatherer
 from roles.frontend.directory import lists
 from roles.frontend.drain import Drain
 from roles.frontend.estimates import Estimates
@@ -85,7 +79,6 @@ from roles.frontend.events import (
     InputsNotMade,
     KeepRow,
     OpenSlice,
-    Preprocess,
     Preprocessed,
     PreprocessFailed,
     PushInputs,
@@ -107,6 +100,7 @@ from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, Refu
 from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.recorder import ABANDONED, RequestRecorder
+from roles.frontend.request_lifecycle import RequestLifecycle, refusal
 from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.shards import Rerouted, ShardLink, Shards
@@ -162,19 +156,20 @@ class FrontendCore:
         self._shards = Shards(settings, now_ms)
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
-        self._gatherer = Gatherer()
         self.recorder = RequestRecorder()
         self._id_prefix = f"{settings.incarnation[:ID_DIGITS]}-"
         self._estimates = Estimates(make_margin)
-        self._decoding: dict[int, Request] = {}  # by payload handle
         began_at_ms = now_ms if settings.fan_outs_from_ms is None else settings.fan_outs_from_ms
         self._applications = Applications(settings.applications, began_at_ms)
         self._ready_from_ms = now_ms + SHARDS_WAIT_MS
         """From then on it takes requests though not all shards are linked."""
         self._drain = Drain(settings.incarnation, settings.memory)
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
+        self._requests = RequestLifecycle(
+            self._shards, self._pending, self._applications, self._estimates, self.recorder, self._counts
+        )
         self._now_ms = now_ms
-        self._out: list[FrontendAction] = []
+        self._out = self._requests.begin(now_ms)
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -192,7 +187,7 @@ class FrontendCore:
     @property
     def has_gathered(self) -> bool:
         """Whether `TurnEnded` would announce something."""
-        return bool(self._gatherer)
+        return self._requests.has_gathered
 
     @property
     def models(self) -> tuple[ModelInfo, ...]:
@@ -245,9 +240,9 @@ class FrontendCore:
     def handle(self, event: FrontendEvent, now_ms: float) -> Sequence[FrontendAction]:
         """Take one event; deadlines that have come by `now_ms` are answered before it is looked at."""
         self._now_ms = now_ms
-        out = self._out = []
+        out = self._out = self._requests.begin(now_ms)
         if isinstance(event, PreprocessFailed):  # the better answer where its deadline has come too
-            self._on_preprocess_failed(event.payload, event.code, event.reason)
+            self._requests.preprocess_failed(event.payload, event.code, event.reason)
         while (late := self._pending.expired(now_ms)) is not None:
             if late.is_application and self._applications.time_up(late):
                 self._go_on()
@@ -255,7 +250,7 @@ class FrontendCore:
             self._doubt_scheduler(late)
             if late.stage is RequestState.GRANTED:
                 self._estimates.note_end(late, now_ms)
-            self._refuse(late, DeadlineExceeded, _why_late(late))
+            self._requests.refuse(late, DeadlineExceeded, _why_late(late))
         match event:
             case Asked(peer, message):
                 if self._is_clients(peer, message):
@@ -263,7 +258,7 @@ class FrontendCore:
                 else:
                     out.append(Release(event.payload))
             case TurnEnded():
-                self._announce()
+                self._requests.announce()
             case SchedulerSaid(message, epoch, scheduler, shard):
                 link = self._shards.links[shard]
                 is_of_the_active_one = epoch == link.registration.epoch or self._adopts(
@@ -280,7 +275,7 @@ class FrontendCore:
                 if self._is_clients(peer, message):
                     self._on_client(peer, message)
             case Preprocessed(payload):
-                self._on_preprocessed(payload)
+                self._requests.preprocessed(payload)
             case InputsMade(job, made):
                 out.extend(self._applications.made(job, made, self._shards.models, self._no_room_for_tasks))
             case InputsNotMade(job, code, reason):
@@ -317,7 +312,7 @@ class FrontendCore:
         self.offences.forget(client)
         self._drain.gone(client)
         for request in self._pending.of_client(client):
-            self._finish(request)
+            self._requests.finish(request)
             self._counts["abandoned"] += 1
             self.recorder.refused(request, ABANDONED, "its client went away", self._now_ms)
 
@@ -330,15 +325,8 @@ class FrontendCore:
             self._counts["refused_at_door"] += 1
             self.recorder.turned_away(asked.message.model_id, admitted.error.code, self._now_ms)
             self._out.append(Release(asked.payload))
-            self._out.append(
-                _refusal(
-                    asked.peer,
-                    asked.message.request_no,
-                    admitted.error,
-                    admitted.reason,
-                    admitted.retry_after_ms,
-                )
-            )
+            number, why = asked.message.request_no, admitted.reason
+            self._out.append(Reply(asked.peer, refusal(number, admitted.error, why, admitted.retry_after_ms)))
             return
         self._counts["accepted"] += 1
         self.recorder.asked(admitted.model_id, self._now_ms)
@@ -365,18 +353,7 @@ class FrontendCore:
             self._pending.add(request)
             self._applications.enter(request)
         else:
-            self._take_on(request, info, asked.specs)
-
-    def _take_on(self, request: Request, info: ModelInfo, specs: Sequence[TensorSpec]) -> None:
-        """A request for a model: its picture is decoded, if it has one, and its scheduler is told."""
-        image = encoded_image(info, specs)
-        request.size_bytes = bytes_kept(request.size_bytes, image)
-        self._pending.add(request)
-        if image is not None:
-            request.is_ready = False
-            self._decoding[request.payload] = request
-            self._out.append(Preprocess(request.payload, image))
-        self._gather(request)
+            self._requests.take_on(request, info, asked.specs)
 
     def _on_client(self, peer: PeerId, message: AnyMessage) -> None:
         match message:
@@ -385,7 +362,7 @@ class FrontendCore:
                 if request is None:
                     self._counts["late_cancels"] += 1
                 else:
-                    self._refuse(request, Cancelled, "cancelled by its client")
+                    self._requests.refuse(request, Cancelled, "cancelled by its client")
             case ModelsAsked():
                 self._out.append(Reply(peer, ModelsListed(self.models)))
             case StatusAsked():
@@ -397,59 +374,27 @@ class FrontendCore:
             case Ping(number):
                 self._out.append(Reply(peer, self._drain.pong(number, is_linked=self._is_ready)))
 
-    # ------------------------------------------------------------ pictures
-
-    def _on_preprocessed(self, payload: int) -> None:
-        request = self._decoding.pop(payload, None)
-        if request is None:
-            return
-        request.is_ready = True
-        request.preprocess_ms = self._now_ms - request.asked_at_ms
-        self._estimates.note_preprocessed(request)
-        if request.drop_reason:
-            self._refuse(request, DeadlineExceeded, request.drop_reason)
-        elif request.stage is RequestState.DECODING:
-            request.step(RequestTransition.DECODED)
-            self._gather(request)
-
-    def _on_preprocess_failed(self, payload: int, code: str, reason: str) -> None:
-        request = self._decoding.get(payload)
-        if request is not None:
-            self._refuse(request, REQUEST_ERRORS.get(code, Internal), reason)
-
     # ------------------------------------------------------------ the scheduler
-
-    def _gather(self, request: Request) -> None:
-        # Unlinked there is nobody to tell: the request waits in `_pending` for the link or its deadline.
-        if self._shards.open_to(request.model_id) is not None:
-            self._gatherer.add(request)
-
-    def _announce(self) -> None:
-        for shard, arrivals in self._gatherer.announce(
-            self._pending, self._estimates, self._shards.open_to, self._now_ms
-        ):
-            self._counts["runs_announced"] += 1
-            self._counts["requests_announced"] += arrivals.count
-            self._out.append(Tell(arrivals, shard))
 
     def _on_scheduler(self, message: AnyMessage, link: ShardLink) -> None:
         match message:
             case Grant():
                 self._on_grant(message, link)
             case Dropped(model_id, runs, code, reason, retry_after_ms):
-                dropped = self._queued(model_id, runs, link)
+                dropped = self._requests.queued(model_id, runs, link)
                 if code == ModelNotFound.code:
                     self._on_forgotten(dropped, model_id, link)
                     return
                 if retry_after_ms is None:  # else no margin is to blame
                     self._estimates.return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
-                    self._leave_queue(request)
-                    self._refuse_dropped(request, code, reason, retry_after_ms)
+                    self._requests.dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
-                for request in self._granted(batch_id, model_id, runs, link):
-                    self._give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
+                for request in self._requests.granted(batch_id, model_id, runs, link):
+                    self._requests.give_back(
+                        request, Overloaded, f"its batch did not run: {reason}", was_late=True
+                    )
             case Directory():
                 self._on_directory(message, link)
 
@@ -465,34 +410,24 @@ class FrontendCore:
             self._out.append(UseScheduler(scheduler, link.number))
         return True
 
-    def _refuse_dropped(self, request: Request, code: str, reason: str, retry_after_ms: float | None) -> None:
-        error = REQUEST_ERRORS.get(code, Internal)
-        if error is DeadlineExceeded and not request.is_ready:
-            request.step(RequestTransition.MISS)
-            request.drop_reason = reason
-        elif error is DeadlineExceeded and request.has_lost_worker:
-            self._refuse(request, WorkerLost, "its worker was lost and the budget did not allow another try")
-        else:
-            self._refuse(request, error, reason, retry_after_ms)
-
     def _on_grant(self, grant: Grant, link: ShardLink) -> None:
         self._counts["grants"] += 1
-        queued = self._queued(grant.model_id, grant.runs, link)
+        queued = self._requests.queued(grant.model_id, grant.runs, link)
         if not link.known.has(grant.slice_id, grant.incarnation):
             for request in queued:
-                self._give_back(
+                self._requests.give_back(
                     request, WorkerLost, f"slice {grant.slice_id} was lost before its inputs were sent"
                 )
             return
         part = part_of(queued)
         for request in part.missed:
             self._counts["missed_grants"] += 1
-            self._leave_queue(request)
+            self._requests.leave_queue(request)
             request.step(RequestTransition.MISS)
         for request, error, reason in part.unfit:
-            self._give_back(request, error, reason)
+            self._requests.give_back(request, error, reason)
         for request in part.live:
-            self._leave_queue(request)
+            self._requests.leave_queue(request)
             request.step(RequestTransition.GRANT)
             place = BatchSlot(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
             self._pending.enter_slice(request, place)
@@ -512,18 +447,18 @@ class FrontendCore:
     def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
         self._counts["pushes_refused"] += 1
         runs = tuple(SeqRun(seq, 1) for seq in inputs.live_seqs)
-        for request in self._granted(inputs.batch_id, inputs.model_id, runs):
+        for request in self._requests.granted(inputs.batch_id, inputs.model_id, runs):
             if unsendable:
-                self._give_back(request, TooLarge, unsendable)
+                self._requests.give_back(request, TooLarge, unsendable)
             else:
                 reason = f"slice {inputs.slice_id} does not take inputs as fast as they come"
-                self._give_back(request, Overloaded, reason)
+                self._requests.give_back(request, Overloaded, reason)
 
     def _on_unannounced(self, message: Arrivals | Left, link: ShardLink) -> None:
         """A control queue is only full when its reader is stuck or not there: to us that is the same."""
         if isinstance(message, Arrivals):
             runs = (SeqRun(message.first_seq, message.count),)
-            self._take_back(self._announced(message.model_id, runs, link))
+            self._requests.take_back(self._requests.announced(message.model_id, runs, link))
         self._unlink(link)
 
     def _on_directory(self, directory: Directory, link: ShardLink) -> None:
@@ -543,7 +478,7 @@ class FrontendCore:
         for slice_ in change.gone:
             for request in self._pending.on_slice(slice_.slice_id):
                 reason = f"slice {slice_.slice_id} was lost"
-                self._give_back(request, WorkerLost, reason, may_have_run=True)
+                self._requests.give_back(request, WorkerLost, reason, may_have_run=True)
         if change.removed:
             removed = set(change.removed)
             announced = (one for one in self._pending if one.shard == link.number and one.model_id in removed)
@@ -557,23 +492,15 @@ class FrontendCore:
             moved = set(rerouted.moved)
             for request in self._pending:
                 if request.model_id in moved and request.stage is RequestState.GATHERED:
-                    self._gather(request)
+                    self._requests.gather(request)
         for link, left in self._shards.untold():
             self._out.append(Tell(left, link.number))
 
     def _move(self, requests: Iterable[Request]) -> None:
         """Announced to a shard that has forgotten their model, while another one has it: announce them there."""
-        for request in self._take_back(requests):
+        for request in self._requests.take_back(requests):
             self._counts["requests_moved"] += 1
-            self._gather(request)
-
-    def _take_back(self, requests: Iterable[Request]) -> list[Request]:
-        """What a scheduler does not have, or not any more: it waits to be announced."""
-        taken = [one for one in requests if one.stage is RequestState.ANNOUNCED]
-        for request in taken:
-            self._leave_queue(request)
-            request.step(RequestTransition.GIVE_BACK)
-        return taken
+            self._requests.gather(request)
 
     def _on_forgotten(self, requests: Iterable[Request], model_id: ModelId, link: ShardLink) -> None:
         """Their shard has their model no more; it may be another one's."""
@@ -581,7 +508,7 @@ class FrontendCore:
             self._move(requests)
             return
         for request in requests:
-            self._leave_queue(request)
+            self._requests.leave_queue(request)
             self._refuse_forgotten(request)
 
     def _refuse_forgotten(self, request: Request) -> None:
@@ -589,7 +516,7 @@ class FrontendCore:
         unheard = self._shards.unheard
         error = NoReplica if unheard else ModelNotFound
         reason = unheard_reason(unheard) if unheard else f"model {request.model_id!r} was removed"
-        self._refuse(request, error, reason)
+        self._requests.refuse(request, error, reason)
 
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
@@ -606,17 +533,17 @@ class FrontendCore:
         for request in self._pending:
             if request.stage is RequestState.ANNOUNCED and request.shard == link.number:
                 stale.setdefault(request.model_id, []).append(request.seq)
-                self._take_back((request,))
-                self._gather(request)
+                self._requests.take_back((request,))
+                self._requests.gather(request)
             elif request.stage is RequestState.GATHERED and self._shards.of(request.model_id) is link:
-                self._gather(request)
+                self._requests.gather(request)
         for model_id, seqs in stale.items():
             self._out.extend(Tell(Withdraw(model_id, runs), link.number) for runs in split_runs(coded(seqs)))
 
     def _unlink(self, link: ShardLink) -> None:
         if link.registration.unlink(self._now_ms):
             self._counts["scheduler_lost"] += 1
-            self._gatherer.forget(one for one in link.known.models if self._shards.of(one) is link)
+            self._requests.forget_gathered(one for one in link.known.models if self._shards.of(one) is link)
             self._follow(self._shards.reroute(link.known.models))
 
     @property
@@ -647,7 +574,7 @@ class FrontendCore:
         for row, request in self._checks.granted(outputs, self._now_ms):
             if wrong is not None:
                 shape = list(wrong.shape)
-                self._refuse(
+                self._requests.refuse(
                     request, Internal, f"output {wrong.name!r} of {len(outputs.seqs)} requests is {shape}"
                 )
             else:
@@ -657,7 +584,7 @@ class FrontendCore:
                     self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
                     is_first = False
                 self._estimates.note_end(request, self._now_ms)
-                self._finish(request)
+                self._requests.finish(request)
                 if request.task is not None:
                     self._counts["tasks_answered"] += 1
                     kept = self._applications.keep(request.task, event.specs, ledger)
@@ -673,7 +600,7 @@ class FrontendCore:
         error = REQUEST_ERRORS.get(message.code, Internal)
         for row, request in self._checks.granted(message, self._now_ms):
             if request.stage is RequestState.GRANTED and request.seq == message.seqs[row]:
-                self._refuse(request, error, message.reason)
+                self._requests.refuse(request, error, message.reason)
 
     # ------------------------------------------------------------ applications
 
@@ -693,13 +620,13 @@ class FrontendCore:
                 case AskTask(request, info, specs):
                     self._counts["tasks"] += 1
                     self.recorder.asked(request.model_id, self._now_ms)
-                    self._take_on(request, info, specs)
+                    self._requests.take_on(request, info, specs)
                 case CancelTask(request):
                     if request.stage is not RequestState.ANSWERED:
                         self._counts["tasks_cancelled"] += 1
-                        self._finish(request)
+                        self._requests.finish(request)
                 case AnswerRequest(request, ledger, reply):
-                    self._finish(request)
+                    self._requests.finish(request)
                     self.recorder.answered(request, ledger, self._now_ms)
                     self._counts["answers"] += 1
                     self._out.append(reply)
@@ -707,103 +634,12 @@ class FrontendCore:
                     if (
                         request.stage is not RequestState.ANSWERED
                     ):  # its client may have gone in the same turn
-                        self._refuse(request, error, reason, retry_after_ms)
+                        self._requests.refuse(request, error, reason, retry_after_ms)
                 case action:
                     self._out.append(action)
-
-    # ------------------------------------------------------------ one request
-
-    def _at(self, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink) -> list[Request]:
-        """Those that were announced to that shard: it can speak of no others."""
-        return [one for one in self._pending.at(model_id, runs) if one.shard == link.number]
-
-    def _announced(self, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink) -> list[Request]:
-        return [one for one in self._at(model_id, runs, link) if one.stage is RequestState.ANNOUNCED]
-
-    def _queued(self, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink) -> list[Request]:
-        """Those its scheduler decides about: of granted ones it speaks again when their batch was stopped."""
-        stages = (RequestState.ANNOUNCED, RequestState.GRANTED)
-        return [one for one in self._at(model_id, runs, link) if one.stage in stages]
-
-    def _granted(
-        self, batch_id: BatchId, model_id: ModelId, runs: Sequence[SeqRun], link: ShardLink | None = None
-    ) -> list[Request]:
-        """Those whose newest grant is that batch. `link`: of the shard that says so; None: we do."""
-        found = self._pending.at(model_id, runs) if link is None else self._at(model_id, runs, link)
-        return [one for one in found if one.place is not None and one.place.batch_id == batch_id]
-
-    def _is_idempotent(self, model_id: ModelId) -> bool:
-        info = self._shards.models.get(model_id)
-        return info is None or info.is_idempotent
-
-    def _give_back(
-        self,
-        request: Request,
-        error: type[RequestError],
-        reason: str,
-        *,
-        may_have_run: bool = False,
-        was_late: bool = False,
-    ) -> None:
-        """Its grant came to nothing: announce it once more, or refuse it."""
-        self._leave_queue(request)
-        if request.stage is RequestState.GRANTED:
-            self._pending.keep_former(request)
-        self._pending.leave_slice(request)
-        request.has_lost_worker |= error is WorkerLost
-        if may_have_run and not self._is_idempotent(request.model_id):
-            self._refuse(request, error, f"{reason}, and its model must not run it twice")
-        elif request.may_try_again(was_late=was_late):
-            self._counts["announced_again"] += 1
-            request.step(RequestTransition.GIVE_BACK)
-            self._gather(request)
-        else:
-            self._refuse(request, error, reason)
-
-    def _leave_queue(self, request: Request) -> None:
-        if request.run is not None:
-            request.run.note_left()
-            request.run = None
-
-    def _refuse(
-        self,
-        request: Request,
-        error: type[RequestError],
-        reason: str,
-        retry_after_ms: float | None = None,
-    ) -> None:
-        self._finish(request)
-        self.recorder.refused(request, error.code, reason, self._now_ms)
-        if request.task is not None:
-            self._counts["tasks_refused"] += 1
-            self._applications.dropped(request.task, error.code, reason, retry_after_ms)
-            return
-        self._counts["refusals"] += 1
-        self._counts[f"refused_{error.code}"] += 1
-        self._out.append(_refusal(request.client, request.number, error, reason, retry_after_ms))
-
-    def _finish(self, request: Request) -> None:
-        """Its one final answer goes out with this step; the table has none after it."""
-        request.step(RequestTransition.ANSWER)
-        self._pending.remove(request)
-        self._decoding.pop(request.payload, None)
-        self._out.append(Release(request.payload))
-        if request.is_application:
-            self._applications.left(request)
-        if request.run is not None and self._shards.links[request.shard].is_linked:
-            withdraw = request.run.note_dead(request.seq)
-            if withdraw is not None:
-                self._counts["withdraws"] += 1
-                self._out.append(Tell(withdraw, request.shard))
 
 
 def _why_late(request: Request) -> str:
     if not request.is_ready:
         return request.drop_reason or "its picture was still being decoded when its budget ended"
     return f"no result of model {request.model_id!r} within the budget"
-
-
-def _refusal(
-    client: PeerId, number: int, error: type[RequestError], reason: str, retry_after_ms: float | None
-) -> Reply:
-    return Reply(client, Refusal(number, error.code, reason, error.retryable, retry_after_ms))
