@@ -31,9 +31,14 @@ def linear(alpha_ms: float, beta_ms: float, batch_size_max: int) -> tuple[float,
 
 
 def hosted(
-    name: str, exec_ms: Sequence[float], *, target: int | None = None, weight: float = 1.0
+    name: str,
+    exec_ms: Sequence[float],
+    *,
+    target: int | None = None,
+    weight: float = 1.0,
+    may_stop: bool = True,
 ) -> HostedModel:
-    return HostedModel(ModelId(name), tuple(exec_ms), target, weight)
+    return HostedModel(ModelId(name), tuple(exec_ms), target, weight, may_stop=may_stop)
 
 
 @dataclass
@@ -217,6 +222,7 @@ class Stage:
         self.preempted += 1
         _, end_at_ms, model_id, runs = self._running[preempt.slice_id].pop()
         assert end_at_ms >= self.now_ms
+        assert self._hosted[preempt.slice_id][model_id].may_stop
         for key in _keys(model_id, runs):
             assert self.fates[key] == "ran"
             self.fates[key] = "waiting"

@@ -66,6 +66,8 @@ class HostedModel:
     weight: float = 1.0  # the plan's share of the model's rate, for weighted round-robin
     interval_ms: Sequence[float] = ()
     """Of a pipeline: when the next batch can start behind one of b, at index b - 1; empty: when it has ended, after l(b)."""
+    may_stop: bool = True
+    """Whether a batch that runs may be stopped: the device can, and the model may run its requests again."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,7 +118,7 @@ class Drop(Struct, frozen=True, gc=False):
 
 
 class Preempt(Struct, frozen=True, gc=False):
-    """Stop the batch that the slice was given last (Shepherd), unless it has ended.
+    """Stop the batch that the slice was given last (Shepherd), unless it has ended. Only of a model that `may_stop` there.
 
     Only the caller knows what is still under way, so it hands the requests back: see `Discipline.arrive_again`.
     """

@@ -2,7 +2,7 @@
 
 One candidate per model, the most its head allows. A free slice takes the largest; while none is free, a candidate
 at least `preempt_ratio` times as large as a running batch (and larger) stops that batch, whose requests wait again and
-whose work is lost (ADR 0013).
+whose work is lost (ADR 0013). Where the device cannot stop a batch, or its model must not run twice, nothing is stopped.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Shepherd(Backlog):
             # With a second batch on its way the slice is nearly done with the first.
             if (
                 len(running) == 1
+                and slice_.hosted[running[0].line.model.model_id].may_stop
                 and running[0].size <= smallest
                 and (victim is None or running[0].size < smallest)
             ):

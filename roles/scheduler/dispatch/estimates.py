@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from fabric.ids import ModelId
 from fabric.limits import DURATION_MAX_MS, SMALLEST_MS
-from fabric.messages import Done, ReplicaInfo
+from fabric.messages import Done, ReplicaInfo, SliceSpec
 from policies.batching.base import BatchModel, BatchSlice, Delay, HostedModel
 from roles.scheduler.dispatch.corrections import SpeedCorrection, WayCorrection
 from roles.scheduler.fleet import Hosting, SliceRecord
@@ -24,7 +24,10 @@ class Estimates:
         self._slo_ms = {model.model_id: model.slo_ms for model in settings.models}
         self._way = {model_id: self._assumed_way() for model_id in self._slo_ms}
         self._priorities = dict(settings.priorities)
-        self._hosted: WeakKeyDictionary[Hosting, tuple[HostedModel, ...]] = WeakKeyDictionary()
+        self._hosted: WeakKeyDictionary[Hosting, dict[tuple[ModelId, ...], tuple[HostedModel, ...]]] = (
+            WeakKeyDictionary()
+        )
+        """Of slices that host alike, by which of their models' batches must not be stopped."""
 
     def model(self, model_id: ModelId) -> BatchModel:
         """The model, with the way from a decision to its inputs' being there as it was measured."""
@@ -59,22 +62,27 @@ class Estimates:
 
     def slice_(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
         """The slice, with l(b) as it was measured there."""
-        targets = record.targets
-        if record.speeds or targets or record.leaving:
+        stays = _not_to_stop(record.spec)
+        if record.speeds or record.targets or record.leaving:
             hosted = tuple(
-                _hosted_model(record, targets, one)
+                _hosted_model(record, one, may_stop=one.model_id not in stays)
                 for one in record.replicas
                 if one.model_id in self._slo_ms and one.model_id not in record.leaving
             )
         else:
-            hosted = self._hosted.get(record.hosting, ())
+            alike = self._hosted.setdefault(record.hosting, {})
+            hosted = alike.get(stays, ())
             if not hosted:
-                hosted = tuple(
-                    HostedModel(one.model_id, one.exec_ms, interval_ms=one.interval_ms)
+                hosted = alike[stays] = tuple(
+                    HostedModel(
+                        one.model_id,
+                        one.exec_ms,
+                        interval_ms=one.interval_ms,
+                        may_stop=one.model_id not in stays,
+                    )
                     for one in record.replicas
                     if one.model_id in self._slo_ms
                 )
-                self._hosted[record.hosting] = hosted
         return BatchSlice(record.spec.slice_id, record.order, hosted, free_at_ms)
 
     def learn_way(self, model_id: ModelId, way_ms: float, batch_size: int) -> bool:
@@ -104,13 +112,21 @@ class Estimates:
         return WayCorrection(delay.data_ms_per_item, delay.control_ms + self._settings.transfer_ms)
 
 
-def _hosted_model(
-    record: SliceRecord, targets: Mapping[ModelId, tuple[int | None, float]], replica: ReplicaInfo
-) -> HostedModel:
+def _not_to_stop(spec: SliceSpec) -> tuple[ModelId, ...]:
+    """The models of a slice whose batches run to their end.
+
+    Real devices cannot stop one, nor can several in a row; and some models must not run a request twice.
+    """
+    can_stop = spec.device == "emulated" and not spec.following
+    return tuple(model.model_id for model in spec.models if not (can_stop and model.is_idempotent))
+
+
+def _hosted_model(record: SliceRecord, replica: ReplicaInfo, *, may_stop: bool) -> HostedModel:
     speed = record.speeds.get(replica.model_id)
     factor = 1.0 if speed is None else speed.factor
     exec_ms, interval_ms = _scaled(replica.exec_ms, factor), _scaled(replica.interval_ms, factor)
-    return HostedModel(replica.model_id, exec_ms, *targets.get(replica.model_id, (None, 1.0)), interval_ms)
+    target, weight = record.targets.get(replica.model_id, (None, 1.0))
+    return HostedModel(replica.model_id, exec_ms, target, weight, interval_ms, may_stop)
 
 
 def _scaled(times_ms: tuple[float, ...], factor: float) -> tuple[float, ...]:

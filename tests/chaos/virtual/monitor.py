@@ -261,7 +261,7 @@ class Monitor:
             pending._bytes_by_client,
             pending._by_seq,
             pending._by_slice,
-            core._decoding,
+            core._requests._decoding,
         ]
         if len(pending) or any(kept) or pending.size_bytes:
             yield f"{frontend.place} keeps {len(pending)} requests, {kept}"

@@ -163,6 +163,17 @@ def test_shepherd_stops_a_batch_for_one_three_times_as_large() -> None:
     assert to.count("ran") == 8
 
 
+def test_shepherd_lets_run_what_cannot_or_must_not_be_stopped() -> None:
+    to = stage("shepherd")
+    to.slice("s0", hosted("m", TABLE, may_stop=False))
+    to.arrive("m", 40.0, count=2)
+    to.until(1.0)
+    to.arrive("m", 40.0, count=6)
+    assert to.preempted == 0
+    to.drain()
+    assert to.count("ran") == 8
+
+
 def test_shepherd_stops_nothing_for_a_batch_that_would_be_late() -> None:
     to = stage("shepherd")
     to.arrive("m", 40.0, count=2)

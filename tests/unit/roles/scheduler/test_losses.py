@@ -57,11 +57,19 @@ DISCIPLINES = ("tenuto", "deferred", "eager", "fixed", "nexus", "clockwork", "sh
 
 
 def core_with(
-    batching: str, slices: int = 1, models: Sequence[ModelId] = (MODEL,), delay: Delay | None = None
+    batching: str,
+    slices: int = 1,
+    models: Sequence[ModelId] = (MODEL,),
+    delay: Delay | None = None,
+    *,
+    device: str = "emulated",
+    are_idempotent: bool = True,
 ) -> SchedulerCore:
     """Ready slices that host all models, and two frontends."""
-    specs = tuple(ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS) for model_id in models)
-    planned = tuple((NODE, SliceSpec(slice_id(k), k, "emulated", None, specs)) for k in range(slices))
+    specs = tuple(
+        ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS, is_idempotent=are_idempotent) for model_id in models
+    )
+    planned = tuple((NODE, SliceSpec(slice_id(k), k, device, None, specs)) for k in range(slices))
     settings = SchedulerSettings(specs, planned, delay=delay or Delay())
     core = SchedulerCore(settings, make_discipline(batching, {}))
     hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
@@ -152,6 +160,19 @@ def test_what_a_stopped_batch_had_is_granted_again() -> None:
     (again,) = of_type(sends, RunBatch)
     assert again.parts == small.parts
     assert [send.message.runs for send in sends if isinstance(send.message, Grant)] == [(SeqRun(0, 1),)]
+
+
+@pytest.mark.parametrize(("device", "are_idempotent"), [("cpu", True), ("cuda", True), ("emulated", False)])
+def test_what_cannot_or_must_not_be_stopped_is_granted_once(device: str, *, are_idempotent: bool) -> None:
+    core = core_with("shepherd", models=(MODEL, OTHER_MODEL), device=device, are_idempotent=are_idempotent)
+    sends = list(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 100.0), 10.0))
+    (small,) = of_type(sends, RunBatch)
+    sends = list(hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 30.0), 11.0))
+    sends += hear(core, WORKER, done(small), 16.0)
+    sends += [send for _, send in run_until(core, 60.0)]
+    assert not of_type(sends, PreemptBatch)
+    (large,) = of_type(sends, RunBatch)
+    assert large.model_id == OTHER_MODEL
 
 
 def test_only_what_was_sent_last_is_stopped() -> None:
