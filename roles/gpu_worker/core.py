@@ -95,7 +95,7 @@ SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
-TELL_AGAIN_MS: Final = 100.0  # an agent whose queue was full
+TELL_AGAIN_MS: Final = 100.0  # an agent that may not have heard: its queue was full, or its connection broke
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 COUNTED: Final = (
     "adopted",

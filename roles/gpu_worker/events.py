@@ -36,7 +36,7 @@ class AgentGone(Struct, frozen=True, gc=False):
 
 
 class AgentUntold(Struct, frozen=True, gc=False):
-    """The agent may not know of our slices: its queue was full, or its connection broke and it hears nothing of the next one before we speak."""
+    """The agent may not have heard how our slices are: its queue was full, or the connection broke. By the next connection it cannot reach us before we have spoken."""
 
 
 class InputsCame(Struct, frozen=True, gc=False):

@@ -469,8 +469,8 @@ class NodeAgentCore:
     def _on_news(self, worker: Worker, message: SliceReady | SliceFailed, now_ms: float) -> None:
         slice_id, incarnation = message.slice_id, message.incarnation
         match message:
-            case SliceReady() if worker.state is WorkerState.WAITING:
-                pass  # the news of its end was quicker
+            case SliceReady() if worker.state is WorkerState.WAITING or self._is_stopping:
+                pass  # the news of its end was quicker; or ours, and the slice drains
             case SliceReady():
                 worker.loading = None
                 self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)

@@ -68,7 +68,7 @@ class DaemonChecked:
 
 @dataclass(slots=True, frozen=True)
 class WorkerUntold:
-    """A worker may not know what to host or whom to obey: its queue was full, or its connection broke with what was under way."""
+    """A worker may not have heard what to host or whom to obey: its queue was full, or its connection broke with what was under way."""
 
     peer: PeerId
 

@@ -324,7 +324,7 @@ def _status_for_page(asked: SnapshotAsked) -> Heard:
 
 
 def from_worker(received: Received) -> Heard:
-    """Workers are not watched: the end of one is seen at its process. None can have the scheduler's name."""
+    """The end of a worker is seen at its process, its silence by the core. None can have the scheduler's name."""
     return Heard(received.peer, received.message, received.late_ms)
 
 

@@ -64,7 +64,12 @@ def ask_change(
                         case Pong():
                             pass
                 if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
-                    raise PeerLost(f"nobody answers at {addresses[0]}")
+                    what = (
+                        "; whether the change was made is not known: look at `tenuto status`"
+                        if is_asked
+                        else ""
+                    )
+                    raise PeerLost(f"nobody answers at {addresses[0]}{what}")
                 if not link.has_more:
                     selector.select(0.01)
     finally:

@@ -18,6 +18,7 @@ from fabric.link import NO_EPOCH
 from fabric.messages import (
     AnyMessage,
     BatchesRemembered,
+    DesiredSlices,
     Directory,
     PlanAsked,
     PlanCopy,
@@ -331,10 +332,10 @@ class SchedulerShell:
     def _refused(self, peer: PeerId, message: AnyMessage) -> None:
         """The peer is gone (the link will say so) or has not read for a long time.
 
-        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`. What the cluster is nobody
-        tells them again.
+        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`. What the cluster is, which
+        slices an agent should have and what the plan is nobody tells them again.
         """
-        if isinstance(message, Directory):
+        if isinstance(message, Directory | DesiredSlices | PlanCopy):
             self._heard.give_up(peer)
 
     def _end_turn(self) -> None:

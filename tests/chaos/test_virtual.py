@@ -60,6 +60,20 @@ def test_a_worker_and_its_agent_whose_connection_broke_tell_each_other_again(scr
     play(script)
 
 
+def test_a_frontend_that_standbys_took_for_lost_is_listed_again() -> None:
+    """It was stopped while no scheduler was active: its connections stood, and it refused everything for ever."""
+    faults = (
+        Fault(300.0, "kill", "agent:0", for_ms=3_000.0),
+        Fault(900.0, "pause", "frontend:0", for_ms=2_200.0),
+    )
+    play(Script(3, Shape(schedulers=2, rate_rps=0.5), faults))
+
+
+def test_an_overtaken_scheduler_has_the_next_ones_plan() -> None:
+    shape = Shape(schedulers=2, delay_ms=2.0, start_ms=200.0, slo_ms=40.0)
+    play(Script(500_118, shape, (Fault(695.5, "reset", "agent:all", "scheduler:2"),)))
+
+
 def test_one_script_is_one_history() -> None:
     script = draw(17)
     assert play(script).fates == play(script).fates

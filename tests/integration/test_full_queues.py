@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fabric.ids import NodeId, PeerId
-from fabric.messages import AnyMessage, Directory, EpochGranted, Host, Ping, Stop
+from fabric.messages import AnyMessage, DesiredSlices, Directory, EpochGranted, Host, Ping, PlanCopy, Stop
 from roles.config.read_config import parse_config
 from roles.node_agent.events import WorkerUntold
 from roles.node_agent.shell import AgentOptions, _Agent
@@ -47,9 +47,15 @@ def test_an_agent_hears_which_worker_did_not_take_what_it_has_to_know(
 
 
 @pytest.mark.parametrize(
-    ("message", "lost"), [(Directory(1, (), (), ()), [Lost(GONE, REFUSED)]), (Ping(1), [])]
+    ("message", "lost"),
+    [
+        (Directory(1, (), (), ()), [Lost(GONE, REFUSED)]),
+        (DesiredSlices(1, ()), [Lost(GONE, REFUSED)]),
+        (PlanCopy(16, 0, "", "{}"), [Lost(GONE, REFUSED)]),
+        (Ping(1), []),
+    ],
 )
-def test_a_scheduler_takes_a_peer_for_lost_that_did_not_take_the_directory(
+def test_a_scheduler_takes_a_peer_for_lost_that_did_not_take_what_is_said_once(
     tmp_path: Path, message: AnyMessage, lost: list[Lost]
 ) -> None:
     config = parse_config(DOCUMENT, tmp_path)

@@ -17,7 +17,7 @@ from roles.runtime.exit_codes import EXIT_UNKNOWN
 from roles.runtime.process_events import Warn, explaining_lines
 from roles.runtime.restarts import Restarts
 
-TELL_AGAIN_MS = 100.0  # a worker whose queue was full
+TELL_AGAIN_MS = 100.0  # a worker that may not have heard: its queue was full, or its connection broke
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 
 
@@ -42,7 +42,7 @@ class Worker:
     loading: tuple[SliceId, ModelId] | None = None
     """What its process was loading when it was last heard of."""
     tell_at_ms: float | None = None
-    """When it has to be told again what to host: its queue was full."""
+    """When it has to be told again what to host: it may not have heard it."""
     is_a_models_doing: bool = False
     """Its end counts for the model (`suspects`), not for the worker."""
 
@@ -188,7 +188,7 @@ class Workers:
             self._send(worker, host)
 
     def untold(self, peer: PeerId, now_ms: float) -> None:
-        """A worker did not take what it was told last: it is told all of it in a while, and again until it does."""
+        """A worker may not have heard what it was told last: it is told all of it in a while, and again until it takes that."""
         worker = self.at(peer)
         if worker is not None:
             worker.tell_at_ms = now_ms + TELL_AGAIN_MS

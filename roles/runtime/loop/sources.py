@@ -111,7 +111,7 @@ class LinkSource(SourceOver, Generic[EventT]):
     """Hears a link whose peers are not watched.
 
     `translate` makes an event of a message, or None of one that is not for the core. `lost` makes one of a peer
-    that a send found gone; without it nobody wants to know.
+    whose connection was closed, or that a send found gone; without it nobody wants to know.
     """
 
     def __init__(

@@ -54,6 +54,7 @@ from fabric.messages import (
     replaced,
 )
 from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import (
     NOT_OWNER,
     WRONG_IDENTITY,
@@ -163,6 +164,8 @@ class SchedulerReplica:
         self._make_core = make_core
         self._election = Election(settings.number, settings.incarnation, settings.electorate)
         self._frontends: dict[PeerId, FrontendHello] = {}
+        self._silent: dict[PeerId, FrontendHello] = {}
+        """Frontends that were taken for lost while their connections stand: they need not know, and say no other hello."""
         self._standbys: dict[PeerId, StandbyReport] = {}
         self._asked: set[tuple[PeerId, int]] = set()
         """Changes that operators who are still there asked the core for."""
@@ -232,6 +235,8 @@ class SchedulerReplica:
 
     def _heard(self, event: Heard, actions: list[ReplicaAction], now_ms: float) -> None:
         peer, message = event.peer, event.message
+        if peer in self._silent:
+            self._frontends[peer] = self._silent.pop(peer)
         if type(message) not in _ALSO_HEARD:
             if self._is_too_early(peer, message):
                 if isinstance(message, Ping):
@@ -308,13 +313,16 @@ class SchedulerReplica:
     def _remember(self, peer: PeerId, hello: FrontendHello, *, is_its_own: bool) -> None:
         if is_its_own and (peer in self._frontends or len(self._frontends) < FRONTENDS_MAX):
             self._frontends[peer] = hello
+            self._silent.pop(peer, None)
 
     def _lost(self, event: Lost, peer: PeerId, actions: list[ReplicaAction], now_ms: float) -> None:
         if _is_connected_to(peer):  # it is greeted until it hears it
             actions.append(self._hello(peer))
             return
         self.offences.forget(peer)
-        self._frontends.pop(peer, None)
+        hello = self._frontends.pop(peer, None) or self._silent.pop(peer, None)
+        if hello is not None and event.reason != CLOSED and len(self._silent) < FRONTENDS_MAX:
+            self._silent[peer] = hello
         self._asked = {asked for asked in self._asked if asked[0] != peer}
         for key in [key for key in self._early if key[0] == peer]:
             del self._early[key]
@@ -328,9 +336,12 @@ class SchedulerReplica:
         return Send(other, SchedulerHello(self._own_id, self._settings.incarnation))
 
     def _keep(self, copy: PlanCopy, actions: list[ReplicaAction]) -> None:
-        """Of the highest epoch; one of another configuration too, for that may be about to come here as well."""
+        """Of the highest epoch; one of another configuration too, for that may be about to come here as well.
+
+        Whoever has been overtaken and does not know it yet keeps the copy too: it is not sent again.
+        """
         version = (copy.epoch, copy.number)
-        if self._core is None and version > self._newest:
+        if version > self._newest and (self._core is None or copy.epoch > self._election.epoch):
             self._newest = version
             actions.append(KeepPlan(copy))
 

@@ -96,7 +96,9 @@ class SavedPlan:
             self._again_at_ms = now_ms + AGAIN_AFTER_MS
 
     def keep(self, copy: PlanCopy) -> bool:
-        """Keep a plan, whole or not at all; False: only as long as this process lives."""
+        """Keep a plan, whole or not at all, unless a newer one is kept; False: only as long as this process lives."""
+        if self.newest is not None and (copy.epoch, copy.number) < (self.newest.epoch, self.newest.number):
+            return True
         self.newest = copy
         kept = {
             "document": copy.digest,

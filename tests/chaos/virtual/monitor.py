@@ -237,6 +237,18 @@ class Monitor:
         told = {str(peer) for peer, report in active.replica._standbys.items() if report.has_plan}
         if told != others:
             yield f"{sorted(told)} have the plan, {sorted(others)} stand by"
+        newest = active.shell._kept.newest
+        living = {f"{one.place}/{one.incarnation}" for one in self._world.frontends_alive()}
+        for one in self._world.schedulers_alive():
+            known = set(map(str, one.replica._frontends))
+            if known != living:
+                yield f"{one.place} knows the frontends {sorted(known)}, {sorted(living)} live"
+            if one is active or newest is None:
+                continue
+            kept = one.shell._kept.newest
+            if kept is None or (kept.epoch, kept.number) != (newest.epoch, newest.number):
+                had = None if kept is None else (kept.epoch, kept.number)
+                yield f"{one.place} has the plan {had}, the active one {(newest.epoch, newest.number)}"
         for host in self._world.hosts:
             if (host.lease.epoch, host.lease.holder_id) != (active.replica.epoch, active.place):
                 yield f"{host.node.node_id} has granted {host.lease}, and {active.place} has {active.replica.epoch}"

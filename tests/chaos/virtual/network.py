@@ -133,6 +133,8 @@ class Wire:
                 end.inbox = [item for item in end.inbox if item.order not in lost]
                 heapq.heapify(end.inbox)
             heard_at_ms = now_ms + self.path.delay_ms
+            if not is_all_lost:  # else each end gave it up by itself: the end's telling passes no cut either
+                heard_at_ms = max(heard_at_ms, min(self.path.cut_until_ms, now_ms + GIVEN_UP_AFTER_MS))
             if kept and end.may_read_late:
                 wait_ms = network.draws.choice((0.0, 40.0)) * network.draws.random()
                 for item in coming[:kept]:

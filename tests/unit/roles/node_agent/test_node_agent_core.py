@@ -643,6 +643,14 @@ def test_stopping_asks_then_terminates_then_kills_and_is_bounded() -> None:
     assert host.core.is_stopped  # even if the kernel never gives them back
 
 
+def test_a_slice_that_drains_drains_whatever_its_worker_says_again() -> None:
+    """As it does where its connection to the agent broke: it would be granted more."""
+    host = Agent()
+    (served,) = host.serve(spec("x"))
+    host.feed(StopAsked())
+    assert changes(host.ready(served.worker_id, "x")) == []
+
+
 def test_a_scheduler_that_asks_anew_hears_that_slices_drain() -> None:
     """One that is not told takes them for lost, with what runs there."""
     host = Agent()

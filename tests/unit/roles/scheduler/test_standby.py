@@ -35,6 +35,7 @@ from fabric.messages import (
 from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
+from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
@@ -213,6 +214,29 @@ def test_who_left_before_is_not_told() -> None:
     assert [type(message) for message in stage.cores[0].heard] == [NodeHello]
 
 
+@pytest.mark.parametrize("word", [Ping(1), Pong(1), Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0)])
+def test_a_frontend_that_was_only_silent_is_told_though_it_says_no_other_hello(word: AnyMessage) -> None:
+    """It was stopped for a while: its connection stands, and nothing tells it that it was given up."""
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.replica.handle(Lost(FRONTEND, SILENT), 0.0)
+    stage.hear(FRONTEND, word)
+    stage.take_over()
+    stage.node_hello()
+    assert [type(message) for message in stage.cores[0].heard] == [NodeHello, FrontendHello]
+
+
+def test_one_whose_connection_was_closed_says_hello_again_or_is_gone() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, HELLO)
+    stage.replica.handle(Lost(FRONTEND, SILENT), 0.0)
+    stage.replica.handle(Lost(FRONTEND, CLOSED), 0.0)
+    stage.hear(FRONTEND, Ping(1))
+    stage.take_over()
+    stage.node_hello()
+    assert [type(message) for message in stage.cores[0].heard] == [NodeHello]
+
+
 def test_a_lapsed_lease_is_noticed_before_anything_else_is_decided() -> None:
     stage = Stage()
     stage.take_over()
@@ -245,6 +269,15 @@ def test_the_newest_copy_is_kept_of_whatever_configuration() -> None:
     assert stage.hear(PeerId("scheduler-0/9"), PlanCopy(32, 0, "digest", "{}")) == []
     assert stage.replica.offences.counters["offences_wrong_identity"] == 1
     newer = PlanCopy(32, 0, "another", "{}")
+    assert stage.hear(source, newer) == [KeepPlan(newer)]
+
+
+def test_one_that_was_overtaken_and_does_not_know_it_keeps_the_next_ones_plan() -> None:
+    stage, source = Stage(), PeerId("scheduler-0")
+    stage.take_over(17)
+    assert stage.hear(source, PlanCopy(16, 9, "digest", "{}")) == []
+    assert stage.hear(source, PlanCopy(int(stage.replica.epoch), 9, "digest", "{}")) == []
+    newer = PlanCopy(stage.replica.epoch + 16, 0, "digest", "{}")
     assert stage.hear(source, newer) == [KeepPlan(newer)]
 
 
