@@ -332,11 +332,13 @@ class SchedulerShell:
     def _refused(self, peer: PeerId, message: AnyMessage) -> None:
         """The peer is gone (the link will say so) or has not read for a long time.
 
-        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`. What the cluster is, which
-        slices an agent should have and what the plan is nobody tells them again.
+        A frontend's requests end by their own deadline timers then, a worker's batch by `latest`. What the cluster is, and which
+        slices an agent should have, nobody tells them again.
         """
-        if isinstance(message, Directory | DesiredSlices | PlanCopy):
+        if isinstance(message, Directory | DesiredSlices):
             self._heard.give_up(peer)
+        elif isinstance(message, PlanCopy):
+            self._replica.copy_refused(peer, self._clock.now_ms())
 
     def _end_turn(self) -> None:
         log_offences(self._replica.offences)

@@ -51,7 +51,7 @@ def test_an_agent_hears_which_worker_did_not_take_what_it_has_to_know(
     [
         (Directory(1, (), (), ()), [Lost(GONE, REFUSED)]),
         (DesiredSlices(1, ()), [Lost(GONE, REFUSED)]),
-        (PlanCopy(16, 0, "", "{}"), [Lost(GONE, REFUSED)]),
+        (PlanCopy(16, 0, "", "{}"), []),
         (Ping(1), []),
     ],
 )

@@ -81,6 +81,7 @@ _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
 _LOOKED_AT: Final = _ALSO_HEARD | _CHANGES | {SliceReady}
+COPY_AGAIN_MS: Final = 100.0
 EARLY_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
@@ -167,6 +168,8 @@ class SchedulerReplica:
         self._silent: dict[PeerId, FrontendHello] = {}
         """Frontends that were taken for lost while their connections stand: they need not know, and say no other hello."""
         self._standbys: dict[PeerId, StandbyReport] = {}
+        self._copy_at_ms = NEVER_MS
+        """When standbys that did not take their copy are sent it again."""
         self._asked: set[tuple[PeerId, int]] = set()
         """Changes that operators who are still there asked the core for."""
         self._gathering: _Gathering | None = None
@@ -216,6 +219,8 @@ class SchedulerReplica:
             case Tick():
                 if self._election.wake_at_ms <= now_ms:
                     self._elect(self._election.tick(now_ms), actions, now_ms)
+                if self._copy_at_ms <= now_ms:
+                    self._copy_again(actions)
                 core_at_ms = None if self._core is None else self._core.wake_at_ms
                 if core_at_ms is not None and core_at_ms <= now_ms:
                     self._to_core(event, actions, now_ms)
@@ -230,6 +235,13 @@ class SchedulerReplica:
     def plan_changed(self) -> tuple[PeerId, ...]:
         """The plan is another now: the standbys that it has to be sent to."""
         return self._plan_goes_to(self._standbys)
+
+    def copy_refused(self, peer: PeerId, now_ms: float) -> None:
+        """A standby did not take its copy of the plan: it is sent again in a while."""
+        if peer in self._standbys:
+            self._standbys[peer] = replaced(self._standbys[peer], has_plan=False)
+            self._copy_at_ms = now_ms + COPY_AGAIN_MS
+            self._look_ahead()
 
     # ------------------------------------------------------------ events
 
@@ -345,6 +357,12 @@ class SchedulerReplica:
             self._newest = version
             actions.append(KeepPlan(copy))
 
+    def _copy_again(self, actions: list[ReplicaAction]) -> None:
+        self._copy_at_ms = NEVER_MS
+        if self._core is not None:
+            lacking = [peer for peer, standby in self._standbys.items() if not standby.has_plan]
+            actions.append(CopyPlan(self._plan_goes_to(lacking)))
+
     def _plan_goes_to(self, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
         told = tuple(peers)
         for peer in told:
@@ -427,7 +445,7 @@ class SchedulerReplica:
         return StatusListed(self._own_id, self._settings.pid, (), (), counters, standing=self.standing())
 
     def _look_ahead(self) -> None:
-        at_ms = self._election.wake_at_ms
+        at_ms = min(self._election.wake_at_ms, self._copy_at_ms)
         core_at_ms = None if self._core is None else self._core.wake_at_ms
         if core_at_ms is not None and core_at_ms < at_ms:
             at_ms = core_at_ms

@@ -39,6 +39,7 @@ from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
+    COPY_AGAIN_MS,
     GATHER_FIRST_MS,
     GATHER_MS,
     NOT_ACTIVE,
@@ -279,6 +280,19 @@ def test_one_that_was_overtaken_and_does_not_know_it_keeps_the_next_ones_plan() 
     assert stage.hear(source, PlanCopy(int(stage.replica.epoch), 9, "digest", "{}")) == []
     newer = PlanCopy(stage.replica.epoch + 16, 0, "digest", "{}")
     assert stage.hear(source, newer) == [KeepPlan(newer)]
+
+
+def test_a_standby_that_did_not_take_its_copy_of_the_plan_is_sent_it_again() -> None:
+    stage = Stage()
+    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    assert CopyPlan((OTHER,)) in stage.take_over()
+    stage.replica.copy_refused(OTHER, stage.now_ms)
+    assert not stage.replica.standing().standbys[0].has_plan
+    until_ms, copies = stage.now_ms + COPY_AGAIN_MS, []
+    while stage.now_ms < until_ms:
+        copies = [one for one in stage.tick() if isinstance(one, CopyPlan)]
+    assert copies == [CopyPlan((OTHER,))]
+    assert stage.replica.standing().standbys[0].has_plan
 
 
 def test_schedulers_greet_each_other_until_they_are_heard() -> None:
