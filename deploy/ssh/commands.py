@@ -100,7 +100,7 @@ def restart(file: Path, rolling: bool, roles: tuple[str, ...], is_dry: bool, as_
 @dry_run_option
 @json_option
 def rollback(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flag
-    """Start every role with the version and the configuration that ran before the last change."""
+    """Go back to the version and the configuration that ran before the last change; roles that are the same in both go on."""
     deployment = Deployment.of(file)
     _change(deployment, deployment.plan_rollback(), as_json=as_json, is_dry=is_dry)
 

@@ -70,7 +70,7 @@ class CarriedConfig:
 
 
 def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfig:
-    """The folder. `addresses`: of every host. Raises ConfigError for a file that is named and is not there."""
+    """The folder. `addresses`: of every host that one is known of. Raises ConfigError for a file that is named and is not there."""
     files: dict[str, Path | bytes] = {}
     hashes: dict[str, str] = {}
     base_dir = source.path.parent
@@ -94,7 +94,7 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
             }
             for one in places.frontends
         ],
-        "addresses": {host: addresses[host] for host in source.config.hosts},
+        "addresses": {host: addresses[host] for host in source.config.hosts if host in addresses},
     }
     if source.config.security.keys is not None:
         document["security"] = {"keys": KEYS}

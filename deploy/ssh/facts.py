@@ -21,7 +21,7 @@ class Running:
 class HostFacts:
     """One host. `is_there`: something of ours is on it. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
 
-    `scripts`: a hash of what starts each role. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
+    `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
     clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told.
     """
 
@@ -47,6 +47,7 @@ class HostFacts:
     configs: Sequence[str] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    serving: Sequence[str] = ()
     scripts: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     taken: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +93,17 @@ def facts_from(told: Mapping[str, Any], asked_at_ms: float, answered_at_ms: floa
                         "has_driver",
                         "has_mps",
                     ),
-                    *("wheels", "versions", "configs", "keys", "roles", "scripts", "views", "taken"),
+                    *(
+                        "wheels",
+                        "versions",
+                        "configs",
+                        "keys",
+                        "roles",
+                        "serving",
+                        "scripts",
+                        "views",
+                        "taken",
+                    ),
                 )
             },
             clock_off_ms=late_ms if late_ms > 0 else -early_ms if early_ms > 0 else 0.0,

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ class Ago(click.ParamType[float]):
         """In ms."""
         found = re.fullmatch(r"([0-9]{1,6})([smhd])", str(value))
         if found is None:
-            self.fail(f"{str(value)[:40]!r} is no while ago; it must be like 90s, 10m, 2h or 1d", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is no such time; it must be like 90s, 10m, 2h or 1d", param, ctx)
         return int(found[1]) * _UNITS_MS[found[2]]
 
 
@@ -59,12 +60,13 @@ def status(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     facts = deployment.facts()
     rows = host_rows(deployment.inventory, facts)
     cluster: Mapping[str, Any] | None = None
+    why = "no host of a scheduler can be reached"
     with contextlib.suppress(FabricError):  # its host is among the rows
-        cluster = deployment.status()
+        cluster, why = deployment.status()
     if as_json:
         echo_json({"hosts": rows, "cluster": cluster})
     else:
-        _print(rows, cluster)
+        _print(rows, cluster, why)
     if all(row["problem"] for row in rows):
         sys.exit(EXIT_UNREACHABLE)
     is_whole = cluster is not None and not any(
@@ -84,6 +86,8 @@ def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  
     Exit 6 when a host cannot be asked.
     """
     deployment = Deployment.of(file)
+    if role:
+        deployment.require_roles([role])
     since = 0.0 if since_ms is None else WallClock().now_ms() - since_ms
     request = {"do": "logs", "since_ms": since, "role": role, "is_followed": follow}
     came: queue.Queue[tuple[float, str]] = queue.Queue(LINES_MAX)
@@ -93,7 +97,7 @@ def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  
     def read(host: str) -> None:
         def on_lines(told: Mapping[str, Any]) -> None:
             for at_ms, line in told["lines"]:
-                came.put((at_ms, f"{host:{width}} {told['role']:12} {line}"))
+                came.put((at_ms, f"{_moment(at_ms)} {host:{width}} {told['role']:12} {line}"))
 
         try:
             deployment.connections[host].ask(request, limit_s=None if follow else 60.0, on_progress=on_lines)
@@ -122,7 +126,7 @@ def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
 @json_option
 def run(file: Path, hosts: tuple[str, ...], words: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
-    """Run a shell's COMMAND on all hosts, side by side. Exit 6 when it fails on some, 1 when it fails on all."""
+    """Run COMMAND in a shell on all hosts, side by side; as ssh does, its words are one line there, so quote it as a whole. Exit 6 when it fails on some, 1 when it fails on all."""
     deployment = Deployment.of(file)
     chosen = [deployment.inventory.host(host).host for host in hosts] or list(deployment.connections)
 
@@ -169,14 +173,21 @@ def host_rows(inventory: Inventory, facts: Mapping[str, HostFacts | Unreachable]
             )
             continue
         states = {
-            one: "runs" if told.roles.get(one) else "down" if one in told.roles else "absent" for one in roles
+            one: "absent"
+            if one not in told.roles
+            else "down"
+            if not told.roles[one]
+            else "runs"
+            if one in told.serving
+            else "starting"
+            for one in roles
         }
         row = {"host": wanted.host, "problem": "", "version": told.now.version, "config": told.now.config}
         rows.append({**row, "roles": states})
     return rows
 
 
-def _print(rows: Iterable[Mapping[str, Any]], cluster: Mapping[str, Any] | None) -> None:
+def _print(rows: Iterable[Mapping[str, Any]], cluster: Mapping[str, Any] | None, why: str) -> None:
     console = plain_console()
     hosts = Table("host", "version", "configuration", "roles")
     for row in rows:
@@ -186,13 +197,18 @@ def _print(rows: Iterable[Mapping[str, Any]], cluster: Mapping[str, Any] | None)
         hosts.add_row(row["host"], row["version"], row["config"], roles)
     console.print(hosts)
     if cluster is None:
-        click.echo("the scheduler does not answer", err=True)
+        click.echo(f"the scheduler does not answer: {why}", err=True)
         return
     slices = Table("slice", "state", "models", "requests")
     for one in cluster["slices"]:
         state = f"{one['state']}: {one['reason']}" if one["reason"] else one["state"]
         slices.add_row(one["slice_id"], state, ", ".join(one["models"]), str(one["requests"]))
     console.print(slices)
+
+
+def _moment(at_ms: float) -> str:
+    """By this machine's clock."""
+    return datetime.fromtimestamp(at_ms / 1e3).astimezone().isoformat(" ", "milliseconds")[:23]
 
 
 def _print_lines(

@@ -13,7 +13,7 @@ from typing import Any
 from deploy.ssh.changes import drain_step, plan_leaving
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
-from deploy.ssh.problems import problems_of_host, warnings_of_host
+from deploy.ssh.problems import problems_of_host, warnings_of_election, warnings_of_host
 from deploy.ssh.steps import (
     Goods,
     Phase,
@@ -34,7 +34,7 @@ from roles.config.hosts import DeployConfig
 def addresses_of(
     inventory: Inventory, written: Mapping[str, str], facts: Mapping[str, HostFacts | Unreachable]
 ) -> dict[str, str]:
-    """Each host's: as written, else as it tells, else as others were last told; its name where nobody knows."""
+    """Each host's: as written, else as it tells, else as others were last told. One that nobody knows is left out: it is found by its name."""
     remembered: dict[str, str] = {}
     for one in facts.values():
         if isinstance(one, HostFacts):
@@ -43,7 +43,9 @@ def addresses_of(
     for wanted in inventory.hosts:
         host, told = wanted.host, facts[wanted.host]
         own = told.address if isinstance(told, HostFacts) else None
-        found[host] = written.get(host) or own or remembered.get(host) or host
+        address = written.get(host) or own or remembered.get(host)
+        if address:
+            found[host] = address
     return found
 
 
@@ -75,7 +77,7 @@ def plan_up(
             found[wanted.host] = its_problems
         else:
             steps.extend(_HostPlan(wanted, told, goods, deploy).steps())
-        its_warnings = list(warnings_of_host(wanted, told))
+        its_warnings = [*warnings_of_host(wanted, told), *warnings_of_election(inventory, wanted)]
         if its_warnings:
             warnings[wanted.host] = its_warnings
     leaving, not_reached = plan_leaving(left or {}, inventory, facts, goods.addresses)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from deploy.ssh.facts import HostFacts
-from deploy.ssh.inventory import HostWanted
+from deploy.ssh.inventory import HostWanted, Inventory, Rank
 from deploy.ssh.steps import Goods, megabytes
 from roles.config.hosts import DeployConfig
 
@@ -46,13 +46,16 @@ def problems_of_host(
         yield "it has no NVIDIA driver, and the file gives it cuda devices: install one, or say device: emulated"
     if facts.open_files < OPEN_FILES_MIN:
         yield f"a process may open {facts.open_files} files there: allow {OPEN_FILES_MIN} or more (ulimit -Hn)"
-    same = next((host for host, one in goods.addresses.items() if one == goods.addresses[wanted.host]), "")
+    address = goods.addresses.get(wanted.host)
+    if address is None:
+        return
+    same = next(host for host, one in goods.addresses.items() if one == address)
     if same != wanted.host:
         yield (
-            f"its address {goods.addresses[same]} is that of {same}: are these two names of one host? Leave one of them out,"
+            f"its address {address} is that of {same}: are these two names of one host? Leave one of them out,"
             " or say with cluster.addresses where each is"
         )
-    address, several = goods.addresses[wanted.host], len(goods.addresses) > 1
+    several = len(goods.addresses) > 1
     others = [one for host, one in goods.addresses.items() if host != wanted.host]
     if several and address.startswith("127.") and not all(one.startswith("127.") for one in others):
         yield f"its address is {address}, which other hosts cannot reach: set deploy.interface, or cluster.addresses"
@@ -64,6 +67,17 @@ def warnings_of_host(wanted: HostWanted, facts: HostFacts) -> Iterator[str]:
         yield "nvidia-cuda-mps-control is not there: slices share its GPUs by time"
     if facts.manager == "supervisor" and not facts.has_cron:
         yield "it has neither systemd nor cron: after a reboot, run `tenuto deploy up` again"
+
+
+def warnings_of_election(inventory: Inventory, wanted: HostWanted) -> Iterator[str]:
+    """At the first scheduler's host: whether the loss of any one node leaves nobody who may schedule."""
+    roles = [role for host in inventory.hosts for role in host.roles]
+    schedulers, nodes = (sum(role.rank is rank for role in roles) for rank in (Rank.SCHEDULER, Rank.AGENT))
+    if schedulers > 1 and nodes == 2 and wanted.host == inventory.scheduler_hosts[0]:
+        yield (
+            "with a standby more than half of the nodes have to be there, so of two both: list a third one,"
+            " or no standby (docs/operate/availability.md)"
+        )
 
 
 def _room_needed(wanted: HostWanted, goods: Goods, deploy: DeployConfig) -> int:

@@ -23,7 +23,7 @@ class Rollout:
     """Call `begin` once, then `handle` for each step that ended; both say which steps to begin now.
 
     A host with a problem gets no further step. Without a scheduler's host nothing is started. Schedulers start one after the other, so
-    that one of them serves. After a host that could not be drained nothing more is done. `is_rolling`: roles start one after the
+    that one of them serves, and none that runs is ended after one that did not come up. After a host that could not be drained nothing more is done. `is_rolling`: roles start one after the
     other, in all of the cluster, and none after one that did not come back.
     """
 
@@ -51,19 +51,16 @@ class Rollout:
                 self._waiting = []
             if self._is_rolling and ended.step.what == "start":
                 self._waiting = [step for step in self._waiting if step.what != "start"]
+            if ended.step.phase is Phase.SCHEDULERS:  # the one that serves would not come up either
+                self._waiting = [
+                    step
+                    for step in self._waiting
+                    if step.phase is not Phase.SCHEDULERS or not step.is_replacing
+                ]
             self._drop_hopeless()
         else:
             self.done.append(ended.step)
         return self._next()
-
-    @property
-    def schedulers_to_come(self) -> frozenset[str]:
-        """Schedulers that do not run, and are started later."""
-        return frozenset(
-            step.request["role_id"]
-            for step in self._waiting
-            if step.phase is Phase.SCHEDULERS and not step.is_replacing
-        )
 
     @property
     def is_over(self) -> bool:

@@ -35,6 +35,7 @@ DRAIN_LIMIT_S: Final = 300.0
 DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
 READY_EVERY_S: Final = 0.5
+SAY_EVERY_MS: Final = 10_000.0
 _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
 
 Say = Callable[[str, str], None]
@@ -68,6 +69,8 @@ class Deployment:
     clock: MonotonicClock = field(default_factory=MonotonicClock)
     _active_host: str = ""
     """Of the scheduler that answered last."""
+    _silent: frozenset[str] = frozenset()
+    """Hosts that could not be reached when they were looked at last: they are not asked again."""
 
     @classmethod
     def of(cls, path: Path) -> Deployment:
@@ -91,10 +94,7 @@ class Deployment:
 
     def plan_restart(self, only: Sequence[str]) -> Plan:
         """Every role again, or only those. Raises ConfigError for one that the file does not have."""
-        known = [role.role_id for wanted in self.inventory.hosts for role in wanted.roles]
-        for role_id in only:
-            if role_id not in known:
-                raise ConfigError(f"the file has no role {role_id!r}; it has {', '.join(known)}")
+        self.require_roles(only)
         facts = self.facts()
         goods, _ = self._goods(facts)
         return plan_restart(self.inventory, facts, goods, self.source.config.deploy, only)
@@ -118,7 +118,8 @@ class Deployment:
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
         if plan.has_no_scheduler(rollout.failed):
             return Result(rollout.done, rollout.failed, None)
-        status, problems = self._until_ready(rollout.failed)
+        expected = self._schedulers(rollout.failed)
+        status, problems = self._until_ready(rollout.failed, expected, say)
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
             say(self._active_host, f"ready: {served} of {len(status['slices'])} slices")
@@ -129,10 +130,19 @@ class Deployment:
         rollout = self._roll_out(plan, say, is_rolling=False)
         return Result(rollout.done, rollout.failed, {})
 
-    def status(self) -> Mapping[str, Any] | None:
-        """What `tenuto status --json` says on the active scheduler's host; None where it says nothing."""
-        answer: Mapping[str, Any] | None = self._ask_active(["status", "--json"])["answer"]
-        return answer
+    def status(self) -> tuple[Mapping[str, Any] | None, str]:
+        """What `tenuto status --json` says on the active schedulers' hosts; or None, and why.
+
+        Raises PeerLost where none of these hosts can be reached.
+        """
+        return self._asked_status()
+
+    def require_roles(self, role_ids: Sequence[str]) -> None:
+        """Raises ConfigError for one that the file does not have."""
+        known = [role.role_id for wanted in self.inventory.hosts for role in wanted.roles]
+        for role_id in role_ids:
+            if role_id not in known:
+                raise ConfigError(f"the file has no role {role_id!r}; it has {', '.join(known)}")
 
     def _roll_out(self, plan: Plan, say: Say, *, is_rolling: bool) -> Rollout:
         rollout = Rollout(plan, is_rolling=is_rolling)
@@ -206,7 +216,10 @@ class Deployment:
         self._do(step)
         if is_drained:
             self._ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
-        status, problems = self._until_ready(rollout.failed, rollout.schedulers_to_come)
+        is_scheduler = step.phase is Phase.SCHEDULERS
+        # Another one may be about to be started again because it does not come up.
+        expected = {step.request["role_id"]} if is_scheduler else self._schedulers(rollout.failed)
+        status, problems = self._until_ready(rollout.failed, expected, say)
         if status is None:
             raise FabricError("; ".join(problems))
 
@@ -233,7 +246,11 @@ class Deployment:
 
     def facts(self) -> dict[str, HostFacts | Unreachable]:
         """What every host tells, or why it does not."""
-        return self._looked({wanted.host: wanted.ports for wanted in self.inventory.hosts})
+        found = self._looked({wanted.host: wanted.ports for wanted in self.inventory.hosts})
+        self._silent = frozenset(
+            host for host, told in found.items() if isinstance(told, Unreachable) and told.is_silent
+        )
+        return found
 
     def _looked(self, ports: Mapping[str, Mapping[str, int]]) -> dict[str, HostFacts | Unreachable]:
         """At these hosts, with the ports that they should have, by role id."""
@@ -260,59 +277,85 @@ class Deployment:
         self.connections |= {host: HostConnection(host, self.source.config.deploy) for host in left}
         return self._looked({host: {} for host in left})
 
-    def _until_ready(
-        self, failed: Collection[str], to_come: Collection[str] = ()
-    ) -> tuple[Mapping[str, Any] | None, list[str]]:
-        """Ask until every slice of a host that is there is ready or has failed, and the standbys there stand by.
+    def _schedulers(self, failed: Collection[str]) -> set[str]:
+        """Those that should be there: of hosts that nothing is wrong with."""
+        places = enumerate(self.source.config.places.schedulers)
+        return {scheduler_id(at) for at, one in places if one.host not in failed}
 
-        `to_come`: schedulers that are not started yet.
+    def _until_ready(
+        self, failed: Collection[str], expected: Collection[str], say: Say
+    ) -> tuple[Mapping[str, Any] | None, list[str]]:
+        """Ask until every slice of a host that is there is ready or has failed, and these schedulers are active or stand by.
+
+        What is waited for is said every now and then.
         """
-        until_ms = self.clock.now_ms() + READY_LIMIT_MS
-        status: dict[str, Any] = {}
-        said = ""
-        while self.clock.now_ms() < until_ms:
+        now_ms = self.clock.now_ms()
+        until_ms, say_at_ms = now_ms + READY_LIMIT_MS, now_ms + SAY_EVERY_MS
+        why = ""
+        while now_ms < until_ms:
             try:
-                asked = self._ask_active(["status", "--json"], failed=failed)
+                status, said = self._asked_status()
             except PeerLost as error:
                 return None, [str(error)]
-            status, said = asked["answer"] or {}, asked["said"]
-            slices = [one for one in status.get("slices", ()) if _node_of(one) not in failed]
-            plan = status.get("plan") or {"state": "steady"}
-            is_settled = slices and all(one["state"] in SETTLED_STATES for one in slices)
-            is_settled = is_settled and plan["state"] == "steady"
-            if is_settled and self._standbys_missing(status, failed, to_come) <= 0:
-                return status, problems_of([_report(one) for one in slices])
+            slices = [one for one in (status or {}).get("slices", ()) if _node_of(one) not in failed]
+            why = said or "the scheduler does not answer"
+            if status is not None:
+                why = _awaited(status, slices, expected)
+                if not why:
+                    return status, problems_of([_report(one) for one in slices])
+            now_ms = self.clock.now_ms()
+            if now_ms >= say_at_ms:
+                say_at_ms = now_ms + SAY_EVERY_MS
+                say(self._active_host or self.inventory.scheduler_hosts[0], f"waits: {why}")
             select.select([], [], [], READY_EVERY_S)
-        waiting = [one["slice_id"] for one in status.get("slices", ()) if one["state"] not in SETTLED_STATES]
-        why = said or "the scheduler does not answer"
-        if waiting:
-            why = f"{', '.join(waiting[:5])} are not ready"
-        elif status:
-            why = f"{self._standbys_missing(status, failed, to_come)} of its schedulers do not stand by"
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
 
-    def _standbys_missing(
-        self, status: Mapping[str, Any], failed: Collection[str], to_come: Collection[str]
-    ) -> int:
-        """Schedulers of hosts that are there, beside the active one, that do not have its plan."""
-        places = enumerate(self.source.config.places.schedulers)
-        there = sum(one.host not in failed and scheduler_id(at) not in to_come for at, one in places)
-        standing = status.get("scheduling") or {"standbys": ()}
-        return there - 1 - sum(bool(one["has_plan"]) for one in standing["standbys"])
+    def _asked_status(self) -> tuple[dict[str, Any] | None, str]:
+        """What the active schedulers of all shards say, as one; why there is nothing.
 
-    def _ask_active(
-        self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S, failed: Collection[str] = ()
-    ) -> dict[str, Any]:
+        Raises PeerLost where no host of a scheduler can be reached.
+        """
+        if self.source.config.shards == 1:
+            asked = self._ask_active(["status", "--json"])
+            return asked["answer"], asked["said"]
+        answers = []
+        said = ""
+        for host in self._scheduler_hosts():
+            try:
+                asked = self._ask_tenuto(host, ["status", "--json"])
+            except FabricError as error:
+                said = str(error)
+                continue
+            said = asked["said"] or said
+            if asked["answer"]:
+                self._active_host = host
+                answers.append(asked["answer"])
+        if not answers:
+            return None, said
+        slices = {one["slice_id"]: one for answer in answers for one in answer["slices"]}
+        unsteady = [answer["plan"] for answer in answers if (answer["plan"] or {}).get("state") != "steady"]
+        return {
+            **answers[0],
+            "slices": list(slices.values()),
+            "shards": [shard for answer in answers for shard in answer["shards"]],
+            "plan": (unsteady or [answers[0]["plan"]])[0],
+            "endpoints": {key: one for answer in answers for key, one in answer["endpoints"].items()},
+        }, ""
+
+    def _scheduler_hosts(self) -> list[str]:
+        """Where one may be, taken out of the file or not; the one that answered last first."""
+        others = (host for host in self.connections if host not in self.inventory.names)  # taken out
+        hosts = [one for one in (*self.inventory.scheduler_hosts, *others) if one not in self._silent]
+        return sorted(hosts, key=lambda one: one != self._active_host)
+
+    def _ask_active(self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         """What a `tenuto` command says on the host of the active scheduler: each is asked, the last known one first.
 
         Raises PeerLost where none of these hosts can be reached.
         """
-        others = (host for host in self.connections if host not in self.inventory.names)  # taken out
-        hosts = [one for one in (*self.inventory.scheduler_hosts, *others) if one not in failed]
-        hosts.sort(key=lambda one: one != self._active_host)
         asked: dict[str, Any] = {}
         lost: FabricError = PeerLost("no host of a scheduler is left")
-        for host in hosts:
+        for host in self._scheduler_hosts():
             try:
                 asked = self._ask_tenuto(host, words, limit_s)
             except FabricError as error:
@@ -348,7 +391,11 @@ def _keys(
     missing: dict[str, list[str]] = {}
     if folder is None:
         return keys, ids, missing
-    read_trusted(folder / TRUSTED_FILE)
+    if not (folder / TRUSTED_FILE).exists():
+        raise ConfigError(
+            f"{folder / TRUSTED_FILE}: there is none; tenuto keys create {folder} --config FILE"
+        )
+    trusted = read_trusted(folder / TRUSTED_FILE)
     keys[TRUSTED_FILE] = (folder / TRUSTED_FILE).read_bytes()
     for wanted in inventory.hosts:
         for name in wanted.keys:
@@ -356,7 +403,9 @@ def _keys(
                 pair = read_pair(folder / name)
             except ConfigError as error:
                 principal = name.removesuffix(".key").replace("node-", "node/", 1)
-                missing.setdefault(wanted.host, []).append(f"{error}; tenuto keys add {folder} {principal}")
+                verb = "rotate" if any(one.principal == principal for one in trusted.keys) else "add"
+                remedy = "" if (folder / name).exists() else f"; tenuto keys {verb} {folder} {principal}"
+                missing.setdefault(wanted.host, []).append(f"{error}{remedy}")
                 continue
             keys[name], ids[name] = (folder / name).read_bytes(), pair.public[:10]
     return keys, ids, missing
@@ -365,6 +414,24 @@ def _keys(
 def _beside(facts: HostFacts | Unreachable) -> Sequence[str]:
     """Distributions that a host needs beside Tenuto."""
     return () if isinstance(facts, HostFacts) and facts.manager == "systemd" else ("supervisor",)
+
+
+def _awaited(
+    status: Mapping[str, Any], slices: Sequence[Mapping[str, Any]], expected: Collection[str]
+) -> str:
+    """What is not ready yet; empty: all is."""
+    unready = [one["slice_id"] for one in slices if one["state"] not in SETTLED_STATES]
+    if unready or not slices:
+        return f"{', '.join(unready[:5]) or 'slices'} are not ready"
+    plan = status.get("plan") or {"state": "steady"}
+    if plan["state"] != "steady":
+        return f"the plan is {plan['state']}"
+    shards = status.get("shards") or ()
+    standing = status.get("scheduling") or {"standbys": ()}
+    there = {one["scheduler"] for one in shards} | {one for shard in shards[1:] for one in shard["standbys"]}
+    there |= {one["scheduler_id"] for one in standing["standbys"] if one["has_plan"]}
+    missing = sorted(set(expected) - there)
+    return f"{', '.join(missing)}: neither active nor standing by with the plan" if missing else ""
 
 
 def _node_of(listed: Mapping[str, Any]) -> str:

@@ -206,9 +206,21 @@ def _active_of(
         return dict(sorted(active.items()))
     if not answers:
         raise PeerLost(f"no active scheduler answers in {where}")
-    names = " and ".join(status.role_id for _, status in answers)
-    raise PeerLost(
-        f"{names} of this host stand by: ask on the host of the active one, or by --scheduler and --key"
+    raise PeerLost(_why_none_is_active([status for _, status in answers]))
+
+
+def _why_none_is_active(standbys: Sequence[StatusListed]) -> str:
+    names = " and ".join(status.role_id for status in standbys)
+    stand = f"{names} {'stands' if len(standbys) == 1 else 'stand'} by"
+    standings = [status.standing for status in standbys if status.standing is not None]
+    known = {one.active for one in standings if one.active} - {status.role_id for status in standbys}
+    if known:
+        active = " and ".join(sorted(known))
+        return f"{stand}; the active one is {active}: ask on its host, or by --scheduler and --key"
+    agents = max((one.agents for one in standings), default=0)
+    return (
+        f"{stand}, and none is active: {agents // 2 + 1} of the {agents} agents have to grant it, and so many"
+        " do not answer, or it is about to begin"
     )
 
 

@@ -370,7 +370,7 @@ def test_a_laptop_sees_the_cluster_and_uses_it_through_ssh_to_one_host(operator:
     code, _, err = operator.tenuto("drain", "c", "--back", *reversed_pairs(way))
     assert code == 0, err
     code, _, err = operator.tenuto("models", "set", "fast", "--rate", "10", "--via", "a")
-    assert (code, "scheduler-0 of this host stand by" in err) == (5, True), err
+    assert (code, "scheduler-0 stands by; the active one is scheduler-1: ask" in err) == (5, True), err
     load = ["bench", str(operator.file), "--warmup", "0", "--duration", "1", "--json"]
     operator.file.write_text(WITH_STANDBY.replace("slo_ms: 2000,", "slo_ms: 20000, rate_rps: 50,"))
     code, out, err = operator.tenuto(*load, *way)

@@ -69,7 +69,10 @@ def test_a_shard_whose_active_scheduler_is_on_another_host_is_not_waited_for(tmp
 def test_nor_is_a_cluster_whose_schedulers_here_all_stand_by(tmp_path: Path) -> None:
     with schedulers(tmp_path, standing(0, active="scheduler-5"), standing(1, active="scheduler-7")):
         began_ms = CLOCK.now_ms()
-        with pytest.raises(PeerLost, match="scheduler-0 and scheduler-1 of this host stand by"):
+        with pytest.raises(
+            PeerLost,
+            match="scheduler-0 and scheduler-1 stand by; the active one is scheduler-5 and scheduler-7: ask",
+        ):
             look(tmp_path)
         assert CLOCK.now_ms() - began_ms < WAITS_MS
 

@@ -14,7 +14,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")
 
 
 class LogReader:
-    """One role's log, followed over its rotation. A line without a moment has that of the line before."""
+    """One role's log, followed over its rotation. A line without a moment has that of the line before, but at the end of the file its last change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,15 +37,31 @@ class LogReader:
                     if not end:
                         break
                     self._offset += end
-                    yield from map(self._timed, chunk[:end].decode("utf-8", "replace").splitlines())
+                    lines = list(map(_timed, chunk[:end].decode("utf-8", "replace").splitlines()))
+                    is_last = self._offset >= found.st_size
+                    yield from self._completed(lines, found.st_mtime * 1e3 if is_last else 0.0)
                     file.seek(self._offset)
         except OSError:
             return
 
-    def _timed(self, line: str) -> tuple[float, str]:
-        moment = _MOMENT.match(line)
-        if moment is not None:
-            local = time.strptime(moment[1], "%Y-%m-%d %H:%M:%S")
-            self._at_ms = time.mktime(local) * 1e3 + float(moment[2])
-            line = line[moment.end() :]
-        return self._at_ms, line
+    def _completed(
+        self, lines: list[tuple[float | None, str]], changed_at_ms: float
+    ) -> Iterator[tuple[float, str]]:
+        """`changed_at_ms`: of the file, whose end these are; 0: more follows."""
+        ends = max((at for at, (at_ms, _) in enumerate(lines) if at_ms is not None), default=-1)
+        first_ms = next((at_ms for at_ms, _ in lines if at_ms is not None), changed_at_ms)
+        self._at_ms = self._at_ms or first_ms
+        for at, (at_ms, line) in enumerate(lines):
+            if at_ms is not None:
+                self._at_ms = at_ms
+            elif at > ends:
+                self._at_ms = max(self._at_ms, changed_at_ms)
+            yield self._at_ms, line
+
+
+def _timed(line: str) -> tuple[float | None, str]:
+    moment = _MOMENT.match(line)
+    if moment is None:
+        return None, line
+    local = time.strptime(moment[1], "%Y-%m-%d %H:%M:%S")
+    return time.mktime(local) * 1e3 + float(moment[2]), line[moment.end() :]

@@ -32,7 +32,9 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     is_systemd = isinstance(manager, Systemd)
     running = manager.running()
     known = manager.known()
+    serving = {one: pid for one in running if (pid := serving_pid(place, one))}
     holders = {role_id: port_holder(port) for role_id, port in request["ports"].items()}
+    others = {one: name for one, (name, pid) in holders.items() if name and pid not in serving.values()}
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "has_venv": importlib.util.find_spec("ensurepip") is not None,
@@ -62,7 +64,8 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
             for path in (base / "configs").glob(f"*/{VIEWS}")
             if (views := read_object(path))
         },
-        "taken": {one: holder for one, holder in holders.items() if holder and one not in running},
+        "serving": sorted(serving),
+        "taken": {one: name for one, name in others.items() if one not in running},
         "state": state,
     }
 
@@ -78,8 +81,14 @@ def own_address(interface: str | None) -> str | None:
     return words[2] if len(words) == 4 and ":" not in words[2] else None
 
 
-def port_holder(port: int) -> str:
-    """Who listens there: a process's name, or only that somebody does; empty where it is free."""
+def serving_pid(place: Place, role_id: str) -> int:
+    """Of a role that has come so far as to serve; 0 where its process is only on its way, or ends again and again."""
+    pid = place.run_file(role_id).get("pid")
+    return pid if isinstance(pid, int) and Path(f"/proc/{pid}").exists() else 0
+
+
+def port_holder(port: int) -> tuple[str, int]:
+    """Who listens there, and its process: a name, or only that somebody does; empty where it is free."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -88,13 +97,13 @@ def port_holder(port: int) -> str:
                 if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{words[9]}]")
     if not inodes:
-        return ""
+        return "", 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if any(str(one.readlink()) in inodes for one in (entry / "fd").iterdir()):
-                    return f"{(entry / 'comm').read_text().strip()} (process {entry.name})"
-    return "another user's process"
+                    return f"{(entry / 'comm').read_text().strip()} (process {entry.name})", int(entry.name)
+    return "another user's process", 0
 
 
 def sha256_of(path: Path) -> str:

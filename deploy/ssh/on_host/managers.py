@@ -148,10 +148,8 @@ class Supervisor(Manager):
 
     def start(self, role_id: str) -> None:
         self._control("reread")
-        if role_id in self._states():
-            self._control("restart", role_id)
-        else:
-            self._control("add", role_id)
+        # That it ended at once is seen at its state, and why in its log.
+        self._control("restart" if role_id in self._states() else "add", role_id, check=False)
 
     def stop(self, role_id: str) -> None:
         if self._is_alive():

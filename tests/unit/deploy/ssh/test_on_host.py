@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -51,8 +52,10 @@ def test_a_port_that_is_taken_has_a_holder_with_a_name() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "(process " in port_holder(taken.getsockname()[1])
-    assert port_holder(1) == ""
+        holder, pid = port_holder(taken.getsockname()[1])
+        assert f"(process {pid})" in holder
+        assert pid == os.getpid()
+    assert port_holder(1) == ("", 0)
 
 
 def test_sockets_have_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

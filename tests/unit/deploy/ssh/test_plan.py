@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.ssh.config_bundle import carried_config
 from deploy.ssh.facts import HostFacts, Unreachable
-from deploy.ssh.inventory import inventory_of
+from deploy.ssh.inventory import CONFIG_FILE, inventory_of
 from deploy.ssh.rollout import Ended, Rollout
 from fabric.errors import ConfigError
 from roles.config.read_config import parse_config
@@ -416,9 +417,49 @@ def test_a_standby_that_is_new_starts_when_the_first_scheduler_knows_of_it() -> 
     while going:
         step = going.pop(0)
         if step.what == "start" and step.request["role_id"].startswith("scheduler"):
-            begun.append((step.request["role_id"], set(rollout.schedulers_to_come)))
+            begun.append(step.request["role_id"])
         going += rollout.handle(Ended(step))
-    assert begun == [("scheduler-0", {"scheduler-1"}), ("scheduler-1", set())]
+    assert begun == ["scheduler-0", "scheduler-1"]
+
+
+def test_no_scheduler_that_runs_is_ended_after_one_that_did_not_come_up() -> None:
+    stage = Stage()
+    schedulers = [{"host": "head"}, {"host": "g2", "standby": True}]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": schedulers}}
+    stage.keys["scheduler.key"] = b"scheduler.key"
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "models": [{**MODEL, "slo_ms": 40}]}
+    rollout, begun = Rollout(stage.plan()), []
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        begun += [step.request["role_id"]] if step.what == "start" else []
+        is_first = step.what == "start" and step.request["role_id"] == "scheduler-1"
+        going += rollout.handle(Ended(step, "it ends at once" if is_first else ""))
+    assert [one for one in begun if one.startswith("scheduler")] == ["scheduler-1"]
+
+
+def test_a_host_that_nobody_knows_is_found_by_its_name_and_stops_no_other() -> None:
+    """Its name was carried as its address, which no role takes."""
+    stage = Stage()
+    stage.facts["g2"] = Unreachable("is an unknown host")
+    plan = stage.plan()
+    assert list(plan.problems) == ["g2"]
+    carried = carried_config(stage.source, stage.goods.addresses)
+    written = carried.files[CONFIG_FILE]
+    assert isinstance(written, bytes)
+    document = json.loads(written)
+    assert document["cluster"]["addresses"] == {"head": "10.0.0.1", "g1": "10.0.0.2"}
+    parse_config(document, Path("/there"))
+
+
+def test_two_nodes_with_a_standby_are_warned_of() -> None:
+    stage = Stage()
+    assert not stage.plan().warnings.get("head")
+    schedulers = [{"host": "head"}, {"host": "g2", "standby": True}]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": schedulers}}
+    (warning,) = [one for one in stage.plan().warnings["head"] if "standby" in one]
+    assert "of two both" in warning
 
 
 def test_a_drain_that_fails_stops_everything_and_forgetting_waits_for_the_end_of_the_host() -> None:
