@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.k8s.commands import k8s
+from deploy.ssh.deployed_cluster import Say
 from deploy.ssh.operations import logs, run, status
-from deploy.ssh.shell import Deployment, Result, Say, exit_code_of
+from deploy.ssh.shell import Deployment, Result, exit_code_of
 from deploy.ssh.steps import Plan, counted
 from fabric.errors import FabricError, PeerLost
 from roles.cli.console import plain_console

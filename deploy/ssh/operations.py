@@ -62,7 +62,7 @@ def status(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     cluster: Mapping[str, Any] | None = None
     why = "no host of a scheduler can be reached"
     with contextlib.suppress(FabricError):  # its host is among the rows
-        cluster, why = deployment.status()
+        cluster, why = deployment.cluster.status()
     if as_json:
         echo_json({"hosts": rows, "cluster": cluster})
     else:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.local.shell import SETTLED_STATES, problems_of
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
+from deploy.ssh.deployed_cluster import ASK_LIMIT_S, DeployedCluster, Say
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
 from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.plan import addresses_of, plan_up
@@ -21,25 +20,15 @@ from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
-from fabric.ids import scheduler_id
 from fabric.keys import TRUSTED_FILE, read_pair, read_trusted
-from fabric.messages import LeftOut, SliceReport
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 FACTS_LIMIT_S: Final = 60.0
-ASK_LIMIT_S: Final = 60.0
 START_LIMIT_S: Final = 180.0
 CARRY_LIMIT_S: Final = 3_600.0
-STATUS_LIMIT_S: Final = 20.0
 DRAIN_LIMIT_S: Final = 300.0
 DRAIN_TRIES: Final = 5
-READY_LIMIT_MS: Final = 900_000.0
-READY_EVERY_S: Final = 0.5
-SAY_EVERY_MS: Final = 10_000.0
 _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
-
-Say = Callable[[str, str], None]
-"""A line about a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +55,7 @@ class Deployment:
     source: Source
     inventory: Inventory
     connections: dict[str, HostConnection]
-    clock: MonotonicClock = field(default_factory=MonotonicClock)
-    _active_host: str = ""
-    """Of the scheduler that answered last."""
-    _silent: frozenset[str] = frozenset()
-    """Hosts that could not be reached when they were looked at last: they are not asked again."""
+    cluster: DeployedCluster
 
     @classmethod
     def of(cls, path: Path) -> Deployment:
@@ -80,7 +65,9 @@ class Deployment:
         source = Source.of(path)
         inventory = inventory_of(source.config)
         deploy = source.config.deploy
-        return cls(source, inventory, {one.host: HostConnection(one.host, deploy) for one in inventory.hosts})
+        connections = {one.host: HostConnection(one.host, deploy) for one in inventory.hosts}
+        cluster = DeployedCluster(source.config, inventory, connections, MonotonicClock())
+        return cls(source, inventory, connections, cluster)
 
     def plan(self, forgotten: Collection[str] = ()) -> Plan:
         """What `up` has to do. `forgotten`: hosts not in the file that are not asked for any more.
@@ -118,24 +105,17 @@ class Deployment:
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
         if plan.has_no_scheduler(rollout.failed):
             return Result(rollout.done, rollout.failed, None)
-        expected = self._schedulers(rollout.failed)
-        status, problems = self._until_ready(rollout.failed, expected, say)
+        expected = self.cluster.schedulers(rollout.failed)
+        status, problems = self.cluster.until_ready(rollout.failed, expected, say)
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
-            say(self._active_host, f"ready: {served} of {len(status['slices'])} slices")
+            say(self.cluster.active_host, f"ready: {served} of {len(status['slices'])} slices")
         return Result(rollout.done, rollout.failed, status, problems)
 
     def tear_down(self, plan: Plan, say: Say) -> Result:
         """Do what a plan for the end says."""
         rollout = self._roll_out(plan, say, is_rolling=False)
         return Result(rollout.done, rollout.failed, {})
-
-    def status(self) -> tuple[Mapping[str, Any] | None, str]:
-        """What `tenuto status --json` says on the active schedulers' hosts; or None, and why.
-
-        Raises PeerLost where none of these hosts can be reached.
-        """
-        return self._asked_status()
 
     def require_roles(self, role_ids: Sequence[str]) -> None:
         """Raises ConfigError for one that the file does not have."""
@@ -199,7 +179,7 @@ class Deployment:
         """What the command says."""
         drained: dict[str, Any] = {}
         for _ in range(DRAIN_TRIES):
-            drained = self._ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
+            drained = self.cluster.ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
             if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
                 break  # else another scheduler took over in the middle of it
         return drained
@@ -215,11 +195,11 @@ class Deployment:
                 say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
         self._do(step)
         if is_drained:
-            self._ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+            self.cluster.ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
         is_scheduler = step.phase is Phase.SCHEDULERS
         # Another one may be about to be started again because it does not come up.
-        expected = {step.request["role_id"]} if is_scheduler else self._schedulers(rollout.failed)
-        status, problems = self._until_ready(rollout.failed, expected, say)
+        expected = {step.request["role_id"]} if is_scheduler else self.cluster.schedulers(rollout.failed)
+        status, problems = self.cluster.until_ready(rollout.failed, expected, say)
         if status is None:
             raise FabricError("; ".join(problems))
 
@@ -247,7 +227,7 @@ class Deployment:
     def facts(self) -> dict[str, HostFacts | Unreachable]:
         """What every host tells, or why it does not."""
         found = self._looked({wanted.host: wanted.ports for wanted in self.inventory.hosts})
-        self._silent = frozenset(
+        self.cluster.silent = frozenset(
             host for host, told in found.items() if isinstance(told, Unreachable) and told.is_silent
         )
         return found
@@ -276,101 +256,6 @@ class Deployment:
         left = sorted(known - set(facts) - set(forgotten))
         self.connections |= {host: HostConnection(host, self.source.config.deploy) for host in left}
         return self._looked({host: {} for host in left})
-
-    def _schedulers(self, failed: Collection[str]) -> set[str]:
-        """Those that should be there: of hosts that nothing is wrong with."""
-        places = enumerate(self.source.config.places.schedulers)
-        return {scheduler_id(at) for at, one in places if one.host not in failed}
-
-    def _until_ready(
-        self, failed: Collection[str], expected: Collection[str], say: Say
-    ) -> tuple[Mapping[str, Any] | None, list[str]]:
-        """Ask until every slice of a host that is there is ready or has failed, and these schedulers are active or stand by.
-
-        What is waited for is said every now and then.
-        """
-        now_ms = self.clock.now_ms()
-        until_ms, say_at_ms = now_ms + READY_LIMIT_MS, now_ms + SAY_EVERY_MS
-        why = ""
-        while now_ms < until_ms:
-            try:
-                status, said = self._asked_status()
-            except PeerLost as error:
-                return None, [str(error)]
-            slices = [one for one in (status or {}).get("slices", ()) if _node_of(one) not in failed]
-            why = said or "the scheduler does not answer"
-            if status is not None:
-                why = _awaited(status, slices, expected)
-                if not why:
-                    return status, problems_of([_report(one) for one in slices])
-            now_ms = self.clock.now_ms()
-            if now_ms >= say_at_ms:
-                say_at_ms = now_ms + SAY_EVERY_MS
-                say(self._active_host or self.inventory.scheduler_hosts[0], f"waits: {why}")
-            select.select([], [], [], READY_EVERY_S)
-        return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
-
-    def _asked_status(self) -> tuple[dict[str, Any] | None, str]:
-        """What the active schedulers of all shards say, as one; why there is nothing.
-
-        Raises PeerLost where no host of a scheduler can be reached.
-        """
-        if self.source.config.shards == 1:
-            asked = self._ask_active(["status", "--json"])
-            return asked["answer"], asked["said"]
-        answers = []
-        said = ""
-        for host in self._scheduler_hosts():
-            try:
-                asked = self._ask_tenuto(host, ["status", "--json"])
-            except FabricError as error:
-                said = str(error)
-                continue
-            said = asked["said"] or said
-            if asked["answer"]:
-                self._active_host = host
-                answers.append(asked["answer"])
-        if not answers:
-            return None, said
-        slices = {one["slice_id"]: one for answer in answers for one in answer["slices"]}
-        unsteady = [answer["plan"] for answer in answers if (answer["plan"] or {}).get("state") != "steady"]
-        return {
-            **answers[0],
-            "slices": list(slices.values()),
-            "shards": [shard for answer in answers for shard in answer["shards"]],
-            "plan": (unsteady or [answers[0]["plan"]])[0],
-            "endpoints": {key: one for answer in answers for key, one in answer["endpoints"].items()},
-        }, ""
-
-    def _scheduler_hosts(self) -> list[str]:
-        """Where one may be, taken out of the file or not; the one that answered last first."""
-        others = (host for host in self.connections if host not in self.inventory.names)  # taken out
-        hosts = [one for one in (*self.inventory.scheduler_hosts, *others) if one not in self._silent]
-        return sorted(hosts, key=lambda one: one != self._active_host)
-
-    def _ask_active(self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
-        """What a `tenuto` command says on the host of the active scheduler: each is asked, the last known one first.
-
-        Raises PeerLost where none of these hosts can be reached.
-        """
-        asked: dict[str, Any] = {}
-        lost: FabricError = PeerLost("no host of a scheduler is left")
-        for host in self._scheduler_hosts():
-            try:
-                asked = self._ask_tenuto(host, words, limit_s)
-            except FabricError as error:
-                lost = error
-                continue
-            if asked["code"] != EXIT_UNREACHABLE:
-                self._active_host = host
-                return asked
-        if not asked:
-            raise lost
-        return asked
-
-    def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
-        request = {"do": "ask", "words": list(words), "limit_s": limit_s}
-        return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
 
 
 def exit_code_of(plan: Plan) -> int:
@@ -414,33 +299,3 @@ def _keys(
 def _beside(facts: HostFacts | Unreachable) -> Sequence[str]:
     """Distributions that a host needs beside Tenuto."""
     return () if isinstance(facts, HostFacts) and facts.manager == "systemd" else ("supervisor",)
-
-
-def _awaited(
-    status: Mapping[str, Any], slices: Sequence[Mapping[str, Any]], expected: Collection[str]
-) -> str:
-    """What is not ready yet; empty: all is."""
-    unready = [one["slice_id"] for one in slices if one["state"] not in SETTLED_STATES]
-    if unready or not slices:
-        return f"{', '.join(unready[:5]) or 'slices'} are not ready"
-    plan = status.get("plan") or {"state": "steady"}
-    if plan["state"] != "steady":
-        return f"the plan is {plan['state']}"
-    shards = status.get("shards") or ()
-    standing = status.get("scheduling") or {"standbys": ()}
-    there = {one["scheduler"] for one in shards} | {one for shard in shards[1:] for one in shard["standbys"]}
-    there |= {one["scheduler_id"] for one in standing["standbys"] if one["has_plan"]}
-    missing = sorted(set(expected) - there)
-    return f"{', '.join(missing)}: neither active nor standing by with the plan" if missing else ""
-
-
-def _node_of(listed: Mapping[str, Any]) -> str:
-    return str(listed["slice_id"]).partition("/")[0]
-
-
-def _report(listed: Mapping[str, Any]) -> SliceReport:
-    try:
-        left_out = tuple(LeftOut(**one) for one in listed["left_out"])
-        return SliceReport(**{**listed, "models": tuple(listed["models"]), "left_out": left_out})
-    except (KeyError, TypeError) as error:  # of another version than this one
-        raise FabricError(f"the scheduler's status cannot be understood: {error!r}") from error
