@@ -108,7 +108,7 @@ def test_all_shards_are_one_cluster(stage: Stage) -> None:
     schedulers = [{"host": "head", "shard": 0}, {"host": "g2", "shard": 1}]
     nodes = [{**node, "shard": at} for at, node in enumerate(CLUSTER["nodes"])]
     cluster = {**CLUSTER, "schedulers": schedulers, "shards": 2, "nodes": nodes}
-    models = [{**MODEL, "name": name} for name in "mnop"]
+    models = [{**MODEL, "name": f"m{shard}", "shard": shard} for shard in (0, 1)]
     stage.document = {**stage.document, "models": models, "cluster": cluster}
     head, g2 = Told(says("scheduler-0")), Told(says("scheduler-1", slices=("g2/gpu0/0",), shard=1))
     found = cluster_of(stage, head=head, g2=g2)
