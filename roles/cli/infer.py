@@ -21,7 +21,7 @@ from fabric.link import Tensor
 from roles.benchmark.targets import one_of_each
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
-from roles.cli.options import BUDGET_MS, key_option, via_option
+from roles.cli.options import BUDGET_MS, key_option, via_host, via_option
 from roles.runtime.environment import run_dir
 from roles.runtime.running_cluster import processes_in
 
@@ -104,6 +104,9 @@ def running_frontends() -> Sequence[str]:
     finally:
         home.remove()
     if not addresses:
+        host = via_host()
+        if host:
+            raise PeerLost(f"no frontend runs on {host}: say another host, or --key")
         raise PeerLost(
             f"no frontend runs here (looked in {home.path}): start a cluster with 'tenuto up', or give --target"
         )

@@ -132,6 +132,13 @@ def _through_tunnel(context: click.Context, parameter: click.Parameter, given: A
     return given
 
 
+def via_host() -> str:
+    """Whose cluster the command is about; empty: this host's."""
+    context = click.get_current_context(silent=True)
+    known = {} if context is None else context.meta.get(f"{__name__}.via", {})
+    return str(known.get(_OF_TUNNEL[0]) or "")
+
+
 _OF_TUNNEL = ("via", "key_file")
 via_option = click.option(
     "--via",

@@ -130,10 +130,13 @@ def shards_of(status: StatusListed) -> int:
 
 def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int, ActiveScheduler]:
     """Of a run directory, by shard. PeerLost where no shard has an active one on this host."""
-    here = [one for one in processes_in(run_dir) if one.role_id.startswith(SCHEDULER_PREFIX)]
+    processes = processes_in(run_dir)
+    here = [one for one in processes if one.role_id.startswith(SCHEDULER_PREFIX)]
     alive = [one.addresses.get("control", ()) for one in here if one.alive]
     if not alive:
-        raise PeerLost(f"no cluster runs in {run_dir}")
+        others = ", ".join(one.role_id for one in processes if one.alive)
+        where = f"no scheduler runs here, only {others}: ask on its host, or by --scheduler and --key"
+        raise PeerLost(where if others else f"no cluster runs in {run_dir}")
     return _active_of(alive, keyring, str(run_dir), {one.role_id for one in here})
 
 

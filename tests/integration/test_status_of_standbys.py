@@ -85,3 +85,9 @@ def test_a_take_over_is_waited_for(tmp_path: Path, active: str) -> None:
         with pytest.raises(PeerLost):
             look(tmp_path)
         assert CLOCK.now_ms() - began_ms >= WAITS_MS
+
+
+def test_a_host_that_only_has_other_roles_says_so(tmp_path: Path) -> None:
+    write_run_file(tmp_path, RunFile("node-b", os.getpid(), BORN, {}))
+    with pytest.raises(PeerLost, match="no scheduler runs here, only node-b"):
+        look(tmp_path)
