@@ -9,7 +9,15 @@ from pathlib import Path
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, GATEWAY_PREFIX, PAGE_ID, SCHEDULER_PREFIX, ModelId, PeerId
+from fabric.ids import (
+    AGENT_PREFIX,
+    FRONTEND_PREFIX,
+    GATEWAY_PREFIX,
+    PAGE_ID,
+    SCHEDULER_PREFIX,
+    ModelId,
+    PeerId,
+)
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
@@ -134,7 +142,8 @@ def active_schedulers(run_dir: Path, keyring: Keyring | None = None) -> dict[int
     here = [one for one in processes if one.role_id.startswith(SCHEDULER_PREFIX)]
     alive = [one.addresses.get("control", ()) for one in here if one.alive]
     if not alive:
-        others = ", ".join(one.role_id for one in processes if one.alive)
+        serving = (AGENT_PREFIX, FRONTEND_PREFIX)
+        others = ", ".join(one.role_id for one in processes if one.alive and one.role_id.startswith(serving))
         where = f"no scheduler runs here, only {others}: ask on its host, or by --scheduler and --key"
         raise PeerLost(where if others else f"no cluster runs in {run_dir}")
     return _active_of(alive, keyring, str(run_dir), {one.role_id for one in here})
