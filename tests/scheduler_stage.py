@@ -132,6 +132,7 @@ class Cluster:
         self.frontends: dict[FrontendId, PeerId] = {}
         self.agents: dict[NodeId, PeerId] = {}
         self.workers: dict[SliceId, Worker] = {}
+        self._replaced: set[PeerId] = set()
         self.wanted: dict[SliceId, tuple[NodeId, SliceSpec]] = {}
         self._slo_ms = dict(zip(shapes, slo_ms, strict=True))
         self._numbers = itertools.count(1)
@@ -240,6 +241,8 @@ class Cluster:
             one.model_id: tuple(min(1e9, ms * scale) for ms in SHAPES[self.shapes[one.model_id]])
             for one in spec.models
         }
+        if worker is not None:
+            self._replaced.add(worker.peer)
         self.workers[slice_id] = Worker(peer, incarnation, tables)
         self._announce(slice_id)
 
@@ -566,7 +569,8 @@ class Cluster:
             self.worker_goes(slice_id)
         for node_id in list(self.agents):
             self.agent_goes(node_id)
-        self.handle(Lost(STALE, "silent"))  # who speaks has a connection, whatever it says
+        for peer in (STALE, *sorted(self._replaced)):
+            self.handle(Lost(peer, "silent"))  # who speaks has a connection, whatever it says
         batches = self.core._batches
         assert not batches.flights
         assert not any(record.flights for record in self.core._fleet.slices.values())
