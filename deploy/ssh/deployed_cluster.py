@@ -13,7 +13,7 @@ from deploy.ssh.inventory import Inventory
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import scheduler_id
-from fabric.messages import LeftOut, SliceReport
+from fabric.messages import LeftOut, SliceReport, SliceState
 from roles.config.cluster import ClusterConfig
 from roles.runtime.exit_codes import EXIT_UNREACHABLE
 
@@ -48,7 +48,7 @@ class DeployedCluster:
     def until_ready(
         self, failed: Collection[str], expected: Collection[str], say: Say
     ) -> tuple[Mapping[str, Any] | None, list[str]]:
-        """Ask until every slice of a host that is there is ready or has failed, and these schedulers are active or stand by.
+        """Ask until every slice of a host that is in the file and not `failed` is ready or has failed, and these schedulers are active or stand by.
 
         What is waited for is said every now and then.
         """
@@ -60,10 +60,14 @@ class DeployedCluster:
                 status, said = self.status()
             except PeerLost as error:
                 return None, [str(error)]
-            slices = [one for one in (status or {}).get("slices", ()) if _node_of(one) not in failed]
+            there = self.inventory.names - set(failed)
+            slices = [one for one in (status or {}).get("slices", ()) if _node_of(one) in there]
             why = said or "the scheduler does not answer"
             if status is not None:
-                why = _awaited(status, slices, expected)
+                # The plan waits for what cannot come, for minutes, and then goes without it.
+                others = [one for one in status["slices"] if _node_of(one) not in there]
+                is_for_others = any(one["state"] == SliceState.STARTING for one in others)
+                why = _awaited(status, slices, expected, is_plan_settled=is_for_others)
                 if not why:
                     return status, problems_of([_report(one) for one in slices])
             now_ms = self.clock.now_ms()
@@ -137,14 +141,18 @@ class DeployedCluster:
 
 
 def _awaited(
-    status: Mapping[str, Any], slices: Sequence[Mapping[str, Any]], expected: Collection[str]
+    status: Mapping[str, Any],
+    slices: Sequence[Mapping[str, Any]],
+    expected: Collection[str],
+    *,
+    is_plan_settled: bool,
 ) -> str:
-    """What is not ready yet; empty: all is."""
+    """What is not ready yet; empty: all is. `is_plan_settled`: as far as these slices go, whatever it says itself."""
     unready = [one["slice_id"] for one in slices if one["state"] not in SETTLED_STATES]
     if unready or not slices:
         return f"{', '.join(unready[:5]) or 'slices'} are not ready"
     plan = status.get("plan") or {"state": "steady"}
-    if plan["state"] != "steady":
+    if plan["state"] != "steady" and not is_plan_settled:
         return f"the plan is {plan['state']}"
     shards = status.get("shards") or ()
     standing = status.get("scheduling") or {"standbys": ()}

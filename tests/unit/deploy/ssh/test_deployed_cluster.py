@@ -95,6 +95,19 @@ def test_the_active_one_may_be_on_a_host_that_nothing_can_be_done_on(stage: Stag
     assert status is not None
 
 
+def test_a_plan_that_waits_for_a_host_that_cannot_come_is_not_waited_for(stage: Stage) -> None:
+    answer = says("scheduler-0", slices=("g1/gpu0/0", "g2/gpu0/0"))
+    answer["answer"]["plan"]["state"] = "moving"
+    answer["answer"]["slices"][1]["state"] = "starting"
+    found = cluster_of(stage, head=Told(answer), g2=Told(STANDS_BY))
+    assert found.until_ready(["g2"], ["scheduler-0"], lambda *_: None)[0] is not None
+    assert found.until_ready((), ["scheduler-0"], lambda *_: None)[0] is None
+    answer["answer"]["slices"][1]["slice_id"] = (
+        "taken-out/gpu0/0"  # the active one has not heard that it left
+    )
+    assert found.until_ready((), ["scheduler-0"], lambda *_: None)[0] is not None
+
+
 def test_a_host_that_could_not_be_reached_is_not_asked_again(stage: Stage) -> None:
     head = Told(PeerLost("no connection"))
     found = cluster_of(stage, head=head, g2=Told(says("scheduler-1")))
