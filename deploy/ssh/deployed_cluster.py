@@ -33,7 +33,7 @@ class DeployedCluster:
 
     config: ClusterConfig
     inventory: Inventory
-    connections: Mapping[str, HostConnection]
+    connections: dict[str, HostConnection]
     clock: MonotonicClock
     active_host: str = ""
     """Of the scheduler that answered last."""

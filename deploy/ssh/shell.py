@@ -53,9 +53,17 @@ class Deployment:
     """One file's cluster, and the connections to its hosts."""
 
     source: Source
-    inventory: Inventory
-    connections: dict[str, HostConnection]
     cluster: DeployedCluster
+
+    @property
+    def inventory(self) -> Inventory:
+        """The file's hosts."""
+        return self.cluster.inventory
+
+    @property
+    def connections(self) -> dict[str, HostConnection]:
+        """To these, and to hosts that the file does not have any more."""
+        return self.cluster.connections
 
     @classmethod
     def of(cls, path: Path) -> Deployment:
@@ -66,8 +74,7 @@ class Deployment:
         inventory = inventory_of(source.config)
         deploy = source.config.deploy
         connections = {one.host: HostConnection(one.host, deploy) for one in inventory.hosts}
-        cluster = DeployedCluster(source.config, inventory, connections, MonotonicClock())
-        return cls(source, inventory, connections, cluster)
+        return cls(source, DeployedCluster(source.config, inventory, connections, MonotonicClock()))
 
     def plan(self, forgotten: Collection[str] = ()) -> Plan:
         """What `up` has to do. `forgotten`: hosts not in the file that are not asked for any more.
@@ -254,7 +261,7 @@ class Deployment:
         """What hosts tell that were in the cluster when the others were told last, and are not in the file."""
         known = {host for told in facts.values() if isinstance(told, HostFacts) for host in told.addresses}
         left = sorted(known - set(facts) - set(forgotten))
-        self.connections |= {host: HostConnection(host, self.source.config.deploy) for host in left}
+        self.connections.update({host: HostConnection(host, self.source.config.deploy) for host in left})
         return self._looked({host: {} for host in left})
 
 

@@ -69,6 +69,12 @@ class Place:
         return ""
 
 
+def living_pid(run_file: Mapping[str, Any]) -> int:
+    """Of the process that a run file names, which serves; 0 where it does not live, or there is no run file."""
+    pid = run_file.get("pid")
+    return pid if isinstance(pid, int) and Path(f"/proc/{pid}").exists() else 0
+
+
 def file_system(path: Path) -> str:
     """The kind of file system a path is on."""
     path, best, kind = existing(path).resolve(), "", ""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.ssh.on_host.folders import Place, existing, read_object
+from deploy.ssh.on_host.folders import Place, existing, living_pid, read_object
 from deploy.ssh.on_host.managers import Systemd, manager_of
 
 COMPLETE = ".complete"
@@ -32,9 +32,8 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     is_systemd = isinstance(manager, Systemd)
     running = manager.running()
     known = manager.known()
-    serving = {one: pid for one in running if (pid := serving_pid(place, one))}
+    serving = {one: pid for one in running if (pid := living_pid(place.run_file(one)))}
     holders = {role_id: port_holder(port) for role_id, port in request["ports"].items()}
-    others = {one: name for one, (name, pid) in holders.items() if name and pid not in serving.values()}
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "has_venv": importlib.util.find_spec("ensurepip") is not None,
@@ -65,7 +64,11 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
             if (views := read_object(path))
         },
         "serving": sorted(serving),
-        "taken": {one: name for one, name in others.items() if one not in running},
+        "taken": {
+            one: name
+            for one, (name, pid) in holders.items()
+            if name and one not in running and pid not in serving.values()
+        },
         "state": state,
     }
 
@@ -79,12 +82,6 @@ def own_address(interface: str | None) -> str | None:
         return None
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 and ":" not in words[2] else None
-
-
-def serving_pid(place: Place, role_id: str) -> int:
-    """Of a role that has come so far as to serve; 0 where its process is only on its way, or ends again and again."""
-    pid = place.run_file(role_id).get("pid")
-    return pid if isinstance(pid, int) and Path(f"/proc/{pid}").exists() else 0
 
 
 def port_holder(port: int) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from deploy.ssh.on_host.folders import Place, read_object
+from deploy.ssh.on_host.folders import Place, living_pid, read_object
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
@@ -135,9 +135,9 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     manager.start(role_id)
 
     def serves() -> bool:
-        pid = place.run_file(role_id).get("pid")
-        if pid is not None and pid != before and place.started_as(role_id) == wanted:
-            return Path(f"/proc/{pid}").exists()
+        found = place.run_file(role_id)
+        if found.get("pid") not in (None, before) and place.started_as(role_id) == wanted:
+            return bool(living_pid(found))
         if manager.has_failed(role_id):
             raise Refused
         return False
@@ -210,7 +210,7 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         folders.insert(0, Path(given))
     for folder in folders:
         found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
-        living = [one for one in found if "role_id" in one and Path(f"/proc/{one.get('pid')}").exists()]
+        living = [one for one in found if "role_id" in one and living_pid(one)]
         if living:
             return {"run_files": living, "looked_in": [str(folder)], "cluster": cluster}
     return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster}

@@ -64,25 +64,12 @@ class Estimates:
         """The slice, with l(b) as it was measured there."""
         stays = _not_to_stop(record.spec)
         if record.speeds or record.targets or record.leaving:
-            hosted = tuple(
-                _hosted_model(record, one, may_stop=one.model_id not in stays)
-                for one in record.replicas
-                if one.model_id in self._slo_ms and one.model_id not in record.leaving
-            )
+            hosted = self._hosted_models(record, stays)
         else:
             alike = self._hosted.setdefault(record.hosting, {})
             hosted = alike.get(stays, ())
             if not hosted:
-                hosted = alike[stays] = tuple(
-                    HostedModel(
-                        one.model_id,
-                        one.exec_ms,
-                        interval_ms=one.interval_ms,
-                        may_stop=one.model_id not in stays,
-                    )
-                    for one in record.replicas
-                    if one.model_id in self._slo_ms
-                )
+                hosted = alike[stays] = self._hosted_models(record, stays)
         return BatchSlice(record.spec.slice_id, record.order, hosted, free_at_ms)
 
     def learn_way(self, model_id: ModelId, way_ms: float, batch_size: int) -> bool:
@@ -106,6 +93,13 @@ class Estimates:
                 return False
             speed = record.speeds[model_id] = SpeedCorrection()
         return speed.observe(exec_ms, table_ms)
+
+    def _hosted_models(self, record: SliceRecord, stays: tuple[ModelId, ...]) -> tuple[HostedModel, ...]:
+        return tuple(
+            _hosted_model(record, one, may_stop=one.model_id not in stays)
+            for one in record.replicas
+            if one.model_id in self._slo_ms and one.model_id not in record.leaving
+        )
 
     def _assumed_way(self) -> WayCorrection:
         delay = self._settings.delay
