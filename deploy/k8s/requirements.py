@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from deploy.k8s.gateway import GatewayWanted, gateway_wanted
 from deploy.k8s.names import AGENT_NAME, APP, CONFIG_FILE, FRONTEND_NAME, KEYS_DIR, RUN_DIR, SCHEDULER_NAME
-from deploy.ssh.config_bundle import Source, take_along, take_glue_along
+from deploy.ssh.config_bundle import Source, loaders_of, take_along, take_glue_along
 from fabric.errors import ConfigError
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.keys import key_file, principal_of_node
@@ -109,7 +109,7 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         remarks.append(
             "cluster.gateway.model_control: no scheduler is beside a gateway in its pod: it is off"
         )
-    loaders = [model.get("loader") or {} for model in source.document["models"]]
+    loaders = [loader for model in source.document["models"] for loader in loaders_of(model)]
     return Wanted(
         namespace=namespace,
         image=image,

@@ -182,16 +182,22 @@ def take_along(
                 profile(inner)
 
     profile(model.get("profile"))
-    loader, arrival = model.get("loader") or {}, model.get("arrival") or {}
-    if loader.get("weights"):
-        weights = carried(loader["weights"], "loader.weights")
-        # Workers on all hosts are told this, each of which runs in its own host's folder; the scheduler's path would be another.
-        # Where files have one place on every host, that is said.
-        loader["weights"] = weights if is_absolute_there else f"{_HERE}/{weights}"
+    arrival = model.get("arrival") or {}
     if arrival.get("path"):
         arrival["path"] = carried(arrival["path"], "arrival.path")
-    if loader.get("python"):
-        _take_module(loader["python"], "loader.python", base_dir, files, hashes)
+    for loader in loaders_of(model):
+        if loader.get("weights"):
+            weights = carried(loader["weights"], "loader.weights")
+            # Workers on all hosts are told this, each of which runs in its own host's folder; the scheduler's path would be another.
+            # Where files have one place on every host, that is said.
+            loader["weights"] = weights if is_absolute_there else f"{_HERE}/{weights}"
+        if loader.get("python"):
+            _take_module(loader["python"], "loader.python", base_dir, files, hashes)
+
+
+def loaders_of(model: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The loaders in a model's section: its own, and those of its heads."""
+    return [one["loader"] for one in (model, *(model.get("heads") or ())) if one.get("loader")]
 
 
 def take_glue_along(

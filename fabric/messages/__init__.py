@@ -97,6 +97,9 @@ from fabric.messages.leases import (
 )
 from fabric.messages.models import (
     LEAVING_TERM as LEAVING_TERM,
+    HeadInfo as HeadInfo,
+    HeadOutputs as HeadOutputs,
+    HeadSpec as HeadSpec,
     InterferenceOption as InterferenceOption,
     InterferenceSpec as InterferenceSpec,
     LeftOut as LeftOut,

@@ -10,7 +10,7 @@ class Inputs(Message, frozen=True, tag=30):
     """Frontend -> worker: the inputs of one part, request after request in `live_seqs` order.
 
     Every request brings the same number of tensors: frames are grouped by request. Seqs of the part that are
-    not live were cancelled or have expired.
+    not live were cancelled or have expired. `heads`: of a model that has heads, the one that each live request is for.
     """
 
     batch_id: BatchId
@@ -20,10 +20,11 @@ class Inputs(Message, frozen=True, tag=30):
     frontend_id: FrontendId
     part: int
     live_seqs: Listed[int]
+    heads: Listed[ModelId] = ()
 
 
 class Outputs(Message, frozen=True, tag=31):
-    """Worker -> frontend: one frame per output, the rows in `seqs` order."""
+    """Worker -> frontend: one frame per output, the rows in `seqs` order. Of a part with several heads there is one for each."""
 
     batch_id: BatchId
     slice_id: SliceId

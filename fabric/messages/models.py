@@ -10,6 +10,14 @@ LEAVING_TERM = -1
 """Of a model that the configuration gives to another shard: this one serves it until that one does."""
 
 
+class HeadInfo(Value, frozen=True):
+    """A head of a model, as clients ask it; its inputs are the model's."""
+
+    model_id: ModelId
+    slo_ms: float
+    outputs: Listed[TensorInfo] = ()
+
+
 class ModelInfo(Value, frozen=True):
     """What a frontend must know of a model. Empty `inputs` means any tensors are accepted (emulated models)."""
 
@@ -26,6 +34,10 @@ class ModelInfo(Value, frozen=True):
     """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come."""
     term: int = 0
     """How often it was moved between shards: of those that list it the one with the highest term serves it; see `LEAVING_TERM`."""
+    heads: Listed[HeadInfo] = ()
+    """Clients ask these instead of the model itself; empty: it has none."""
+    head_of: ModelId = ModelId("")
+    """Where a frontend lists a head to its clients: the model whose batches run its requests."""
 
 
 class LoaderSpec(Value, frozen=True):
@@ -57,6 +69,15 @@ class LoaderSpec(Value, frozen=True):
     ranks: int = 0
 
 
+class HeadSpec(Value, frozen=True):
+    """A model that runs in the batches of another one, with which it shares its leading layers (ADR 0290)."""
+
+    model_id: ModelId
+    slo_ms: float | None = None
+    """None: that model's."""
+    loader: LoaderSpec | None = None
+
+
 class ModelSpec(Value, frozen=True):
     """A model to host on a slice. `exec_ms[b - 1]` is l(b): required on emulated devices, a hint on real ones.
 
@@ -78,6 +99,8 @@ class ModelSpec(Value, frozen=True):
     """As in `ModelInfo`, where a scheduler speaks of a model; 0 where a slice is to host it."""
     stages_ms: Listed[Listed[float]] = ()
     """On a slice of several GPUs, of each stage what `exec_ms` is of all together; `memory_bytes` is then of one GPU."""
+    heads: Listed[HeadSpec] = ()
+    """What its requests are for, instead of itself; `loader` is then None, each head has its own."""
 
     @property
     def interval_ms(self) -> tuple[float, ...]:
@@ -138,6 +161,13 @@ class SliceSpec(Value, frozen=True):
         return replaced(self, models=other.models) == other
 
 
+class HeadOutputs(Value, frozen=True):
+    """What a head gives, as a worker has met it."""
+
+    model_id: ModelId
+    outputs: Listed[TensorInfo]
+
+
 class ReplicaInfo(Value, frozen=True):
     """A model on a slice that is loaded and warm. `exec_ms[b - 1]` is what the worker measured or emulates."""
 
@@ -152,6 +182,10 @@ class ReplicaInfo(Value, frozen=True):
     """Why `batch_size_max` is less than was asked for; empty: it is not, or larger batches take longer than the SLO."""
     interval_ms: Listed[float] = ()
     """When the next batch can start behind one of b, at index b - 1: the slowest stage's time; empty: when it has ended."""
+    heads: Listed[HeadOutputs] = ()
+    """Of a model that has heads and runs on a real device."""
+    not_merged: str = ""
+    """Why its heads share no leading layers, so that they run one after the other; empty: they do, or there are none."""
 
 
 class LeftOut(Value, frozen=True):

@@ -224,7 +224,13 @@ def _write_out(
 
 def _loader(model: str, file: Path | None, dtype: str | None) -> LoaderSpec:
     if file is not None:
-        found = load_config(file).model(ModelId(model)).loader
+        configured = load_config(file).model(ModelId(model))
+        found = configured.loader
+        if configured.heads:
+            raise ConfigError(
+                f"{file}: model {model} has heads, and one model is measured here; its worker measures joint batches when it "
+                "loads them (slice_ready in its log): write their times as profile.table"
+            )
         if found is None:
             raise ConfigError(f"{file}: model {model} has no loader: there is nothing to measure")
         if found.ranks:

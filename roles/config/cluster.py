@@ -15,7 +15,7 @@ import policies.graphs
 from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
-from fabric.messages import LoaderSpec
+from fabric.messages import HeadSpec, LoaderSpec
 from policies.graphs import ApplicationPlan, FanOut
 from policies.graphs.limits import limits
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
@@ -54,7 +54,7 @@ class ModelConfig:
     total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
     `is_idempotent`: a request may run again after the worker that had it was lost. `shard`: whose scheduler has it;
     `term`: how often it was moved between shards. `stage_rps`: what stages of applications
-    ask of it at their highest rates, beside its own requests.
+    ask of it at their highest rates, beside its own requests. `heads`: what clients ask instead of it (ADR 0290).
     """
 
     model_id: ModelId
@@ -72,11 +72,22 @@ class ModelConfig:
     stage_rps: float = 0.0
     shard: int = 0
     term: int = 0
+    heads: tuple[HeadSpec, ...] = ()
 
     @property
     def name(self) -> str:
         """The model's id as text."""
         return str(self.model_id)
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether a real device can load it, or its heads."""
+        return self.loader is not None or any(head.loader is not None for head in self.heads)
+
+    @property
+    def asked_names(self) -> tuple[ModelId, ...]:
+        """By which clients ask it: its heads', or its own."""
+        return tuple(head.model_id for head in self.heads) or (self.model_id,)
 
     @property
     def rate_rps(self) -> float | None:
@@ -311,7 +322,11 @@ class ClusterConfig:
             placement = cut.with_others(policy, profiles, current)
         slo_ms = {model.model_id: model.slo_ms for model in self.models}
         plans = [one.plan for one in self.applications]
-        why = (*_estimates(profiles), *limits(plans, placement, own_gpus, profiles, slo_ms))
+        why = (
+            *_joint(self.models),
+            *_estimates(profiles),
+            *limits(plans, placement, own_gpus, profiles, slo_ms),
+        )
         return replace(placement, decisions=(*placement.decisions, *why))
 
     def _place_shards(self, name: str | None, options: Mapping[str, Any] | None) -> Placement:
@@ -376,6 +391,19 @@ class ClusterConfig:
         return DeviceModel(profiles, interference)
 
 
+def _joint(models: Sequence[ModelConfig]) -> list[Decision]:
+    """Models that are placed as one, and their memory counted once."""
+    return [
+        Decision(
+            f"model {model.name}",
+            f"placed as one model with {len(model.heads)} heads ({', '.join(model.asked_names)}): joint batches, memory counted once",
+            {"heads": len(model.heads), "slo_ms": model.slo_ms},
+        )
+        for model in models
+        if model.heads
+    ]
+
+
 def _estimates(profiles: Profiles) -> list[Decision]:
     """What the plan rests on that nobody measured."""
     return [
@@ -397,7 +425,7 @@ def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]
             slo_ms=model.slo_ms,
             rate_rps=model.rate_rps,
             memory_bytes=model.memory_bytes,
-            has_loader=model.loader is not None,
+            has_loader=model.has_loader,
             priority=model.priority,
             stages=1 if model.loader is None else max(1, model.loader.stages),
             ranks=1 if model.loader is None else max(1, model.loader.ranks),

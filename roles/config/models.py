@@ -7,17 +7,18 @@ from pathlib import Path
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import LEAVING_TERM, PRIORITY_MAX
+from fabric.messages import LEAVING_TERM, PRIORITY_MAX, HeadSpec
 from profiles.gpu import MIB
 from profiles.model import ModelProfile
 from roles.config.applications import ReadApplications
-from roles.config.checks import DURATION_MS_MAX, finite, one_of, whole
+from roles.config.checks import DURATION_MS_MAX, finite, name_like, one_of, whole
 from roles.config.cluster import ArrivalConfig, ModelConfig
 from roles.config.model_loaders import loader_spec
 from roles.config.nodes import MEMORY_GB_MAX
 from roles.config.rates import Steps
-from roles.config.sections import ArrivalSection, ModelSection
+from roles.config.sections import ApplicationSection, ArrivalSection, ModelSection
 
+HEADS_MAX = 64  # a directory lists them all, and a batch is warmed with its requests spread over them
 TERM_MAX = 1 << 53  # what the wire takes
 PHASE_MAX = 1e9  # gaps
 SHAPE_MIN, SHAPE_MAX = 0.001, 1e6  # gaps of a smaller shape are 0 but for one in more than anybody draws
@@ -40,7 +41,8 @@ def checked_model(
                 f"{where}.slo_ms: is missing; only a model that stages of applications alone ask has none"
             )
     finite(slo_ms, f"{where}.slo_ms", over=0, at_most=DURATION_MS_MAX)
-    if section.profile is None and section.loader is None:
+    heads = checked_heads(section, slo_ms, where, base_dir)
+    if section.profile is None and section.loader is None and not any(head.loader for head in heads):
         raise ConfigError(
             f"{where}: has neither profile nor loader; an emulated device needs a profile "
             "such as {alpha_ms: 1.05, beta_ms: 5.07}, a real one a loader"
@@ -69,7 +71,51 @@ def checked_model(
         is_idempotent=section.idempotent,
         term=whole(section.term, f"{where}.term", LEAVING_TERM, TERM_MAX),
         stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
+        heads=heads,
     )
+
+
+def check_head_names(models: Sequence[ModelSection], applications: Sequence[ApplicationSection]) -> None:
+    """Clients ask by one name whatever it is of; stages ask models without heads. Raises ConfigError."""
+    taken = {section.name: f"models[{place}]" for place, section in enumerate(models)}
+    taken |= {section.name: f"applications[{place}]" for place, section in enumerate(applications)}
+    for place, section in enumerate(models):
+        for number, head in enumerate(section.heads):
+            where = f"models[{place}].heads[{number}]"
+            name_like(head.name, f"{where}.name")
+            if head.name in taken:
+                raise ConfigError(f"{where}.name: {head.name!r} is already the name at {taken[head.name]}")
+            taken[head.name] = where
+    with_heads = {section.name for section in models if section.heads}
+    for place, application in enumerate(applications):
+        for name, stage in application.stages.items():
+            if stage.model in with_heads:
+                raise ConfigError(
+                    f"applications[{place}].stages.{name}.model: {stage.model} has heads, which stages cannot ask"
+                )
+
+
+def checked_heads(
+    section: ModelSection, slo_ms: float, where: str, base_dir: Path
+) -> tuple[HeadSpec, ...]:
+    """The heads of one entry of `models`; `slo_ms` is the model's. Raises ConfigError."""
+    if not section.heads:
+        return ()
+    if section.loader is not None:
+        raise ConfigError(f"{where}.loader: goes without heads; each of these has a loader of its own")
+    whole(len(section.heads), f"{where}.heads: their number", 2, HEADS_MAX)
+    heads = []
+    for place, head in enumerate(section.heads):
+        at = f"{where}.heads[{place}]"
+        if head.slo_ms is not None:
+            finite(head.slo_ms, f"{at}.slo_ms", at_least=slo_ms, at_most=DURATION_MS_MAX)
+        loader = loader_spec(head.loader, f"{at}.loader", base_dir)
+        if loader is not None and (loader.stages or loader.ranks):
+            raise ConfigError(f"{at}.loader: a head runs whole on one GPU, without stages and ranks")
+        if (loader is None) != (section.heads[0].loader is None):
+            raise ConfigError(f"{at}.loader: all heads of a model have a loader, or none has")
+        heads.append(HeadSpec(ModelId(head.name), head.slo_ms, loader))
+    return tuple(heads)
 
 
 def require_idempotent(models: Sequence[ModelConfig]) -> None:

@@ -47,7 +47,7 @@ from roles.config.documents import read_document
 from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
 from roles.config.model_profiles import on_types, read_profiles
-from roles.config.models import checked_arrival, checked_model, require_idempotent
+from roles.config.models import check_head_names, checked_arrival, checked_model, require_idempotent
 from roles.config.nodes import checked_nodes
 from roles.config.origins import policy_settings, section_settings
 from roles.config.overrides import Override, of_environment, overridden
@@ -128,6 +128,7 @@ def _cluster_config(
     for place, section in enumerate(read.models):
         name_like(section.name, f"models[{place}].name")
     unique([section.name for section in read.models], "models[{}].name")
+    check_head_names(read.models, read.applications)
     zipf = read.popularity.zipf if read.popularity else None
     if read.applications and read.rate_rps is not None:
         raise ConfigError(

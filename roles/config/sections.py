@@ -86,6 +86,17 @@ class LoaderSection(Section, frozen=True):
     """Of `python`: so many processes, each with a GPU of its own, run every batch together (tensor parallel); the class is constructed with `rank` and `world_size`. Default: one, constructed without arguments."""
 
 
+class HeadSection(Section, frozen=True):
+    """One of `models[].heads`: a model that clients ask by its name, and that runs in the batches of the model it is listed under."""
+
+    name: str
+    """Unique in the file, among models too."""
+    slo_ms: float | None = None
+    """How long an answer may take; not less than the model's. Default: the model's."""
+    loader: LoaderSection | None = None
+    """What a real device loads for it. All heads of a model have one, or none has."""
+
+
 class ModelSection(Section, frozen=True):
     """One of `models`."""
 
@@ -103,6 +114,8 @@ class ModelSection(Section, frozen=True):
     """What a batch costs on a GPU: a line, `ref`, `table` or `by_type`. Emulated devices, `simulate` and `plan` need one; a real device measures for itself."""
     loader: LoaderSection | None = None
     """What a real device (`cpu`, `cuda`) loads. A model has a profile, a loader or both."""
+    heads: tuple[HeadSection, ...] = ()
+    """Fine-tuned models on one backbone, which clients ask instead of this one: their requests run in joint batches, equal leading layers once. Each has its own loader; profile, memory and rate are of all together."""
     memory_mb: float | None = None
     """What it takes on a GPU. Default: the profile's, else what the worker measures."""
     priority: int = 0
@@ -383,6 +396,7 @@ class Document(Section, frozen=True):
 SECTIONS: Mapping[str, type[Section]] = {
     "": Document,
     "models": ModelSection,
+    "heads": HeadSection,
     "applications": ApplicationSection,
     "stages": StageSection,
     "fan_out": FanOutSection,

@@ -62,11 +62,14 @@ def admit(
         return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
     if isinstance(application, NotAdmitted):
         return application
-    info = application or shards.models.get(message.model_id)
+    info = application or shards.asked(message.model_id)
     if info is None:
         if shards.unheard:
             return NotAdmitted(NoReplica, unheard_reason(shards.unheard))
-        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, shards.models))
+        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, {*shards.models, *shards.heads}))
+    if info.heads:
+        heads = _listed([head.model_id for head in info.heads])
+        return NotAdmitted(InvalidInput, f"model {info.model_id!r} is asked by its heads: {heads}")
     if message.may_have_run and not info.is_idempotent:
         return NotAdmitted(
             WorkerLost,
@@ -97,7 +100,7 @@ def unheard_reason(shards: Sequence[int]) -> str:
 
 def _outlasts_start(asked: Asked, info: ModelInfo, shards: Shards, now_ms: float) -> bool:
     """Whether a slice will be ready before the budget ends; the scheduler knows best, and decides when it is announced."""
-    coming_at_ms = shards.coming_at_ms(info.model_id)
+    coming_at_ms = shards.coming_at_ms(info.head_of or info.model_id)
     return coming_at_ms is not None and now_ms + budget_left_ms(asked, info) > coming_at_ms
 
 

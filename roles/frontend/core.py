@@ -193,7 +193,8 @@ class FrontendCore:
     def models(self) -> tuple[ModelInfo, ...]:
         """The models, and applications, that clients may ask for."""
         models = self._shards.models
-        return (*models.values(), *self._applications.listed(models))
+        whole = (one for one in models.values() if not one.heads)
+        return (*whole, *self._shards.heads.values(), *self._applications.listed(models))
 
     @property
     def counters(self) -> Mapping[str, float]:
@@ -329,13 +330,14 @@ class FrontendCore:
             self._out.append(Reply(asked.peer, refusal(number, admitted.error, why, admitted.retry_after_ms)))
             return
         self._counts["accepted"] += 1
-        self.recorder.asked(admitted.model_id, self._now_ms)
         info = admitted
+        model_id = info.head_of or info.model_id
+        self.recorder.asked(model_id, self._now_ms)
         deadline_at_ms = self._now_ms + budget_left_ms(asked, info)
         request = Request(
             client=asked.peer,
             number=asked.message.request_no,
-            model_id=info.model_id,
+            model_id=model_id,
             payload=asked.payload,
             tensors=len(asked.specs),
             size_bytes=asked.size_bytes,
@@ -346,6 +348,7 @@ class FrontendCore:
             priority=asked.message.priority,
             request_id=f"{self._id_prefix}{self._counts['accepted']:x}",
             is_application=is_application,
+            head=info.model_id if info.head_of else ModelId(""),
         )
         if is_application:
             answer_by_ms = self._applications.answer_by_ms(name, request.due_at_ms - self._now_ms)
@@ -439,6 +442,7 @@ class FrontendCore:
             self._settings.frontend_id,
             grant.part,
             live_seqs=tuple(request.seq for request in part.live),
+            heads=tuple(request.head for request in part.live if request.head),
         )
         info = link.known.models.get(grant.model_id)
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
@@ -465,7 +469,8 @@ class FrontendCore:
         was_linked = link.is_linked
         is_listed = lists(directory, self._settings.frontend_id, self._settings.incarnation)
         change, rerouted = self._shards.heard(link, directory, is_listed=is_listed, now_ms=self._now_ms)
-        self.recorder.know(self.models)
+        models = self._shards.models
+        self.recorder.know((*models.values(), *self._applications.listed(models)))
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:

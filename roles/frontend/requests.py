@@ -124,6 +124,7 @@ class Request:
     has_lost_worker: bool = False
     task: TaskId | None = None  # it is a stage's, and no client's
     is_application: bool = False  # it waits for its tasks, and is never announced itself
+    head: ModelId = ModelId("")  # of `model_id`, in whose batches it runs; empty: that model has none
     drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 
     def step(self, step: RequestTransition) -> None:

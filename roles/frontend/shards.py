@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fabric.ids import ModelId
-from fabric.messages import Directory, Left, ModelInfo
+from fabric.messages import Directory, HeadInfo, Left, ModelInfo, replaced
 from roles.frontend.directory import DirectoryChange, Known
 from roles.frontend.events import FrontendSettings
 from roles.frontend.registration import Registration
@@ -50,7 +50,7 @@ class Rerouted:
 
 
 class Shards:
-    """All of them, and which one each model's requests go to."""
+    """All of them, and which one each model's requests go to; those of its heads go with them."""
 
     def __init__(self, settings: FrontendSettings, now_ms: float) -> None:
         self.links = tuple(
@@ -58,6 +58,8 @@ class Shards:
         )
         self.models: dict[ModelId, ModelInfo] = {}
         """Of every model, as the shard has it that its requests go to."""
+        self.heads: dict[ModelId, ModelInfo] = {}
+        """Of every head of these, as clients ask it."""
         self._routes: dict[ModelId, ShardLink] = {}
         self._having: dict[ModelId, list[ShardLink]] = {}
         """Whose directory lists a model: one shard, but while it moves."""
@@ -90,6 +92,10 @@ class Shards:
             if not link.registration.is_linked:
                 return False
         return True
+
+    def asked(self, name: ModelId) -> ModelInfo | None:
+        """The model or head that clients ask by that name."""
+        return self.models.get(name) or self.heads.get(name)
 
     def of(self, model_id: ModelId) -> ShardLink | None:
         """Where its requests go; None: no shard lists it."""
@@ -134,13 +140,25 @@ class Shards:
                 (other.elsewhere.discard if other is link else other.elsewhere.add)(model_id)
             if link is not None:
                 self._routes[model_id] = link
-                self.models[model_id] = link.known.models[model_id]
+                self._put(link.known.models[model_id])
                 if link is not former:
                     moved.append(model_id)
             elif former is not None:
-                del self._routes[model_id], self.models[model_id], self._having[model_id]
+                del self._routes[model_id], self._having[model_id]
+                self._drop_heads(self.models.pop(model_id))
                 removed.append(model_id)
         return Rerouted(tuple(moved), tuple(removed))
+
+    def _put(self, info: ModelInfo) -> None:
+        former = self.models.get(info.model_id)
+        if former is not None:
+            self._drop_heads(former)
+        self.models[info.model_id] = info
+        self.heads.update((head.model_id, _as_asked(head, info)) for head in info.heads)
+
+    def _drop_heads(self, info: ModelInfo) -> None:
+        for head in info.heads:
+            self.heads.pop(head.model_id, None)
 
     def untold(self) -> Iterator[tuple[ShardLink, Left]]:
         """What linked shards have yet to hear of the models that they list and others serve."""
@@ -150,6 +168,17 @@ class Shards:
                 for model_id in sorted(told):
                     yield link, Left(model_id, is_back=model_id not in link.elsewhere)
                 link.left, link.has_heard = set(link.elsewhere), True
+
+
+def _as_asked(head: HeadInfo, info: ModelInfo) -> ModelInfo:
+    return replaced(
+        info,
+        model_id=head.model_id,
+        slo_ms=head.slo_ms,
+        outputs=head.outputs,
+        heads=(),
+        head_of=info.model_id,
+    )
 
 
 def _rank(link: ShardLink, model_id: ModelId) -> tuple[bool, bool, int, int]:

@@ -88,7 +88,8 @@ class SchedulerCore:
         slos_ms = {model.model_id: model.slo_ms for model in settings.models}
         names = None if planning is None else SliceNames(planning.desired.gpus, settings.slices)
         terms = {model.model_id: model.term for model in settings.models}
-        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or (), terms)
+        heads = {model.model_id: model.heads for model in settings.models if model.heads}
+        self._fleet = Fleet(_records(settings, planning, names), slos_ms, nodes or (), terms, heads)
         self._replicas = self._fleet.replicas
         self._listed = self._fleet.frontend_ids
         self._estimates = Estimates(settings)
@@ -162,6 +163,7 @@ class SchedulerCore:
                     fleet.slo_ms(model_id),
                     BATCH_SIZE_UNPROFILED,
                     term=fleet.terms.get(model_id, 0),
+                    heads=fleet.heads(model_id),
                 )
                 for model_id in self._replicas
             ),

@@ -19,6 +19,8 @@ from fabric.messages import (
     GpuReport,
     GpuSample,
     GpuSharing,
+    HeadInfo,
+    HeadSpec,
     Left,
     LeftOut,
     ModelInfo,
@@ -164,7 +166,10 @@ class Fleet:
         slo_ms: dict[ModelId, float],
         nodes: Iterable[NodeId] = (),
         terms: Mapping[ModelId, int] | None = None,
+        heads: Mapping[ModelId, tuple[HeadSpec, ...]] | None = None,
     ) -> None:
+        self._heads = dict(heads or {})
+        """Of the models that have any: what clients ask instead of them."""
         self.terms: dict[ModelId, int] = dict(terms or {})
         """Of models that were moved here from another shard."""
         self._left: dict[ModelId, set[PeerId]] = {}
@@ -233,9 +238,15 @@ class Fleet:
         """Of all models that are served."""
         return self._slo_ms
 
-    def put_model(self, model_id: ModelId, slo_ms: float) -> None:
-        """A model is served from now on, or has another SLO."""
+    def heads(self, model_id: ModelId) -> tuple[HeadSpec, ...]:
+        """What clients ask instead of a model that is served; empty: itself."""
+        return self._heads.get(model_id, ())
+
+    def put_model(self, model_id: ModelId, slo_ms: float, heads: tuple[HeadSpec, ...] = ()) -> None:
+        """A model is served from now on, or has another SLO; without `heads` they are as before."""
         self._slo_ms[model_id] = slo_ms
+        if heads:
+            self._heads[model_id] = heads
         if model_id not in self.replicas:
             ready = [r for r in self.slices.values() if r.is_ready and not r.is_leaving]
             self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
@@ -253,6 +264,7 @@ class Fleet:
         """A model is not served any more, whatever still hosts it."""
         del self._slo_ms[model_id], self.replicas[model_id]
         self.terms.pop(model_id, None)
+        self._heads.pop(model_id, None)
         self._left.pop(model_id, None)
         self.starts.forget_model(model_id)
         self._runs_once.discard(model_id)
@@ -424,6 +436,7 @@ class Fleet:
                         is_idempotent,
                         self._coming_in_ms(model_id),
                         self.terms.get(model_id, 0),
+                        self._head_infos(model_id, known),
                     )
                 )
             else:
@@ -435,9 +448,27 @@ class Fleet:
                         is_idempotent=is_idempotent,
                         coming_in_ms=coming_in_ms,
                         term=self.terms.get(model_id, 0),
+                        heads=self._head_infos(model_id),
                     )
                 )
         return tuple(infos)
+
+    def _head_infos(self, model_id: ModelId, replica: ReplicaInfo | None = None) -> tuple[HeadInfo, ...]:
+        """As clients ask them. A real device has told what each one gives; on an emulated one all give the same."""
+        heads = self.heads(model_id)
+        if not heads:
+            return ()
+        outputs = {} if replica is None else {one.model_id: one.outputs for one in replica.heads}
+        otherwise = () if replica is None else replica.outputs
+        model_slo_ms = self._slo_ms[model_id]
+        return tuple(
+            HeadInfo(
+                head.model_id,
+                model_slo_ms if head.slo_ms is None else head.slo_ms,
+                outputs.get(head.model_id, otherwise),
+            )
+            for head in heads
+        )
 
     def directory(self) -> Directory:
         """The news for everyone."""

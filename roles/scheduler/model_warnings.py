@@ -1,4 +1,4 @@
-"""What an operator should know of models that are served: smaller batches than asked for, SLOs that hardly hold."""
+"""What an operator should know of models that are served: smaller batches than asked for, SLOs that hardly hold, heads that share nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roles.scheduler.fleet import SliceRecord
 def model_warnings(
     records: Iterable[SliceRecord], slos_ms: Mapping[ModelId, float]
 ) -> tuple[ModelWarning, ...]:
-    """Of the models with ready replicas: at most two of each, however many slices host it."""
+    """Of the models with ready replicas: at most three of each, however many slices host it."""
     slices = Counter(record.hosting for record in records if record.is_ready)
     hosted: dict[ModelId, Counter[ReplicaInfo]] = {model_id: Counter() for model_id in slos_ms}
     for hosting, count in slices.items():
@@ -24,7 +24,11 @@ def model_warnings(
         ModelWarning(model_id, reason)
         for model_id, replicas in hosted.items()
         if replicas
-        for reason in (_smaller_batches(replicas), _hardly_held(replicas, slos_ms[model_id]))
+        for reason in (
+            _smaller_batches(replicas),
+            _hardly_held(replicas, slos_ms[model_id]),
+            _not_merged(replicas),
+        )
         if reason
     )
 
@@ -37,6 +41,11 @@ def _smaller_batches(replicas: Counter[ReplicaInfo]) -> str:
     count = sum(replicas[one] for one in limited)
     where = "" if count == replicas.total() else f" on {count} of {replicas.total()} slices"
     return f"batches of at most {smallest.batch_size_max}{where}, because {smallest.reason}"
+
+
+def _not_merged(replicas: Counter[ReplicaInfo]) -> str:
+    reason = next((one.not_merged for one in replicas if one.not_merged), "")
+    return f"its heads run one after the other, because {reason}" if reason else ""
 
 
 def _hardly_held(replicas: Counter[ReplicaInfo], slo_ms: float) -> str:

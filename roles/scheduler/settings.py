@@ -167,7 +167,7 @@ def _model_spec(
         raise ConfigError(
             f"model {model.name} has no profile for GPU type {gpu.gpu_type}: it cannot be emulated"
         )
-    if gpu is not None and not gpu.is_emulated and model.loader is None:
+    if gpu is not None and not gpu.is_emulated and not model.has_loader:
         raise ConfigError(f"model {model.name} has no loader: a {gpu.device} device cannot load it")
     if gpu is not None and model.loader is not None and model.loader.stages not in (0, stages):
         raise ConfigError(
@@ -203,4 +203,5 @@ def _model_spec(
         model.is_idempotent,
         model.term if gpu is None else 0,
         stages_ms,
+        model.heads,
     )

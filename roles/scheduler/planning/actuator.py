@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fabric.ids import ModelId, NodeId, PeerId
-from fabric.messages import AnyMessage, ChangedSlice, DesiredSlices, NewSlice, ReplicaHint, SliceSpec
+from fabric.messages import (
+    AnyMessage,
+    ChangedSlice,
+    DesiredSlices,
+    HeadSpec,
+    NewSlice,
+    ReplicaHint,
+    SliceSpec,
+)
 from policies.batching.base import Discipline
 from roles.runtime.core import Send
 from roles.scheduler.directory_updates import DirectoryUpdates
@@ -128,12 +136,19 @@ class Actuator:
 
     # ------------------------------------------------------------ models
 
-    def put_model(self, model_id: ModelId, slo_ms: float, priority: int | None, now_ms: float) -> None:
-        """Serve a model, or serve it under another SLO or priority (None: as it is)."""
+    def put_model(
+        self,
+        model_id: ModelId,
+        slo_ms: float,
+        priority: int | None,
+        now_ms: float,
+        heads: tuple[HeadSpec, ...] = (),
+    ) -> None:
+        """Serve a model, or serve it under another SLO or priority (None: as it is), without `heads` with those it has."""
         if not self._estimates.put_model(model_id, slo_ms, priority):
             return
         is_new = model_id not in self._fleet.replicas
-        self._fleet.put_model(model_id, slo_ms)
+        self._fleet.put_model(model_id, slo_ms, heads)
         self._updates.note_change(now_ms)
         self._discipline.add_model(self._estimates.model(model_id), now_ms)
         if is_new:  # slices that hosted it before it was removed may still be there

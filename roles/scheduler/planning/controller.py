@@ -398,7 +398,7 @@ class Controller:
             task.desired = _with_declared(task.desired, task.change, made)
         self._desired, self._made = task.desired, made
         for spec, priority in zip(made.models, made.priorities, strict=True):
-            self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms)
+            self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms, spec.heads)
             self._actuator.put_term(spec.model_id, spec.term, now_ms)
         for kept in made.kept:
             record = self._fleet.slices.get(kept.slice_id)
