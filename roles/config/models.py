@@ -95,9 +95,7 @@ def check_head_names(models: Sequence[ModelSection], applications: Sequence[Appl
                 )
 
 
-def checked_heads(
-    section: ModelSection, slo_ms: float, where: str, base_dir: Path
-) -> tuple[HeadSpec, ...]:
+def checked_heads(section: ModelSection, slo_ms: float, where: str, base_dir: Path) -> tuple[HeadSpec, ...]:
     """The heads of one entry of `models`; `slo_ms` is the model's. Raises ConfigError."""
     if not section.heads:
         return ()

@@ -101,7 +101,7 @@ from roles.frontend.ledger import settle
 from roles.frontend.peer_checks import FrontendPeerChecks
 from roles.frontend.recorder import ABANDONED, RequestRecorder
 from roles.frontend.request_lifecycle import RequestLifecycle, refusal
-from roles.frontend.requests import BatchSlot, Pending, Request, RequestState, RequestTransition
+from roles.frontend.requests import NO_HEAD, BatchSlot, Pending, Request, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnMargin, ReturnPath
 from roles.frontend.shards import Rerouted, ShardLink, Shards
 from roles.runtime.core import Lost, Tick
@@ -324,7 +324,10 @@ class FrontendCore:
         admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms, application)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
-            self.recorder.turned_away(asked.message.model_id, admitted.error.code, self._now_ms)
+            whose = self._shards.heads.get(name)
+            self.recorder.turned_away(
+                name if whose is None else whose.head_of, admitted.error.code, self._now_ms
+            )
             self._out.append(Release(asked.payload))
             number, why = asked.message.request_no, admitted.reason
             self._out.append(Reply(asked.peer, refusal(number, admitted.error, why, admitted.retry_after_ms)))
@@ -348,7 +351,7 @@ class FrontendCore:
             priority=asked.message.priority,
             request_id=f"{self._id_prefix}{self._counts['accepted']:x}",
             is_application=is_application,
-            head=info.model_id if info.head_of else ModelId(""),
+            head=info.model_id if info.head_of else NO_HEAD,
         )
         if is_application:
             answer_by_ms = self._applications.answer_by_ms(name, request.due_at_ms - self._now_ms)
@@ -520,7 +523,7 @@ class FrontendCore:
         """A shard that does not answer may have its model: that is worth another try."""
         unheard = self._shards.unheard
         error = NoReplica if unheard else ModelNotFound
-        reason = unheard_reason(unheard) if unheard else f"model {request.model_id!r} was removed"
+        reason = unheard_reason(unheard) if unheard else f"model {request.asked_name!r} was removed"
         self._requests.refuse(request, error, reason)
 
     def _refuse_removed(self, removed: set[ModelId]) -> None:
@@ -647,4 +650,4 @@ class FrontendCore:
 def _why_late(request: Request) -> str:
     if not request.is_ready:
         return request.drop_reason or "its picture was still being decoded when its budget ended"
-    return f"no result of model {request.model_id!r} within the budget"
+    return f"no result of model {request.asked_name!r} within the budget"

@@ -31,6 +31,7 @@ from roles.frontend.announced_runs import AnnouncedRun
 from roles.runtime.core import Handle
 
 NO_SEQ = -1
+NO_HEAD: Final = ModelId("")
 _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding
 _STOPPED_MAX = 8  # a result of an even earlier grant is counted as nobody's
 
@@ -124,12 +125,17 @@ class Request:
     has_lost_worker: bool = False
     task: TaskId | None = None  # it is a stage's, and no client's
     is_application: bool = False  # it waits for its tasks, and is never announced itself
-    head: ModelId = ModelId("")  # of `model_id`, in whose batches it runs; empty: that model has none
+    head: ModelId = NO_HEAD  # of `model_id`, in whose batches it runs; empty: that model has none
     drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 
     def step(self, step: RequestTransition) -> None:
         """Go to the next stage; a step the table does not have is a bug of ours."""
         self.stage = NEXT[self.stage, step]
+
+    @property
+    def asked_name(self) -> ModelId:
+        """By which its client asked."""
+        return self.head or self.model_id
 
     def may_try_again(self, *, was_late: bool) -> bool:
         """Whether it may be announced once more, which counts. `was_late`: its batch did not run, as it was late."""

@@ -4,40 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fabric.errors import LocalProtocolError, PayloadTooLarge, code_of_unsendable
 from fabric.frames import ANSWER_BYTES_MAX
-from fabric.link import NamedTensor
-from fabric.messages import BatchFailed, Done, Outputs, RunBatch
+from fabric.ids import ModelId
+from fabric.link import NamedTensor, Tensor
+from fabric.messages import BatchFailed, Done, HeadOutputs, Outputs, RunBatch
 from roles.gpu_worker.batches import Batch
-from roles.gpu_worker.events import BatchRan, PushOutputs, Release, WorkerAction
+from roles.gpu_worker.events import BatchRan, HeadRows, PushOutputs, Release, WorkerAction
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 
-def answer_rows(batch: Batch, event: BatchRan) -> tuple[list[WorkerAction], int]:
+def answer_rows(
+    batch: Batch, event: BatchRan, heads: Sequence[HeadOutputs] = ()
+) -> tuple[list[WorkerAction], int]:
     """Each frontend's share of the running rows' outputs, or why a row was refused; and how many rows ran.
 
-    The outputs hold the rows that were not rejected, part after part, so a part's own ones are a slice of them.
+    The outputs hold the rows that were not rejected, part after part, so a part's own ones are a slice of them. Of `heads`
+    with outputs of several shapes each gets its own rows, cut to its shapes.
     """
+    shapes = _shapes_of(heads)
     reasons = {rejected.row: rejected.reason for rejected in event.rejected}
     ran = len(batch.rows) - len(reasons)
     actions: list[WorkerAction] = []
     row = first_row = 0
     for frontend_id, part in batch.running():
         served: list[int] = []
+        served_heads: list[ModelId] = []
         refused: dict[str, list[int]] = {}
-        for seq in part.live_seqs:
+        for place, seq in enumerate(part.live_seqs):
             if row in reasons:
                 refused.setdefault(reasons[row], []).append(seq)
             else:
                 served.append(seq)
+                served_heads.extend(part.heads[place : place + 1])
             row += 1
-        if served:
+        for head in dict.fromkeys(served_heads if shapes else ()):
+            places = [place for place, one in enumerate(served_heads) if one == head]
+            message = _outputs(batch, [served[place] for place in places], ran, event.exec_ms)
+            own = HeadRows(tuple(first_row + place for place in places), shapes[head])
+            actions.append(PushOutputs(frontend_id, message, event.outputs, head=own))
+        if served and not shapes:
             message = _outputs(batch, served, ran, event.exec_ms)
             actions.append(PushOutputs(frontend_id, message, event.outputs, first_row))
-            first_row += len(served)
+        first_row += len(served)
         for reason, seqs in refused.items():
             actions.append(PushOutputs(frontend_id, _failed(batch, seqs, "InvalidInput", reason)))
     return actions, ran
+
+
+def rows_of(tensor: NamedTensor, push: PushOutputs) -> Tensor:
+    """What of an output goes with that push."""
+    if push.head is None:
+        return tensor.array[push.first_row : push.first_row + len(push.message.seqs)]
+    own = tensor.array[list(push.head.rows)]
+    within = tuple(slice(length) for length in push.head.shapes[tensor.name])
+    return np.ascontiguousarray(own[(slice(None), *within)])
 
 
 def answer_failure(batch: Batch, code: str, reason: str) -> list[WorkerAction]:
@@ -105,6 +128,13 @@ def _outputs(batch: Batch, seqs: Sequence[int], batch_size: int, exec_ms: float)
         queue_ms=batch.queue_ms,
         gpu_ms=exec_ms,
     )
+
+
+def _shapes_of(heads: Sequence[HeadOutputs]) -> dict[ModelId, dict[str, tuple[int, ...]]]:
+    """Of each head's outputs; empty where all have the same."""
+    shapes = {head.model_id: {info.name: info.shape for info in head.outputs} for head in heads}
+    first, *others = [*shapes.values()] or [{}]
+    return shapes if any(other != first for other in others) else {}
 
 
 def _failed(batch: Batch, seqs: Sequence[int], code: str, reason: str) -> BatchFailed:

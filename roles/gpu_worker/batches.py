@@ -18,11 +18,15 @@ from roles.runtime.core import NO_PAYLOAD, Handle
 
 @dataclass(slots=True, frozen=True)
 class PartInputs:
-    """What came for one part. `cut` (first, of): only `live_seqs` of the payload's `of` requests, from `first` on."""
+    """What came for one part. `cut` (first, of): only `live_seqs` of the payload's `of` requests, from `first` on.
+
+    `heads`: which one each request is for, of a model that has any.
+    """
 
     live_seqs: tuple[int, ...]
     payload: Handle
     cut: tuple[int, int] | None = None
+    heads: tuple[ModelId, ...] = ()
 
 
 @dataclass(slots=True)
@@ -81,12 +85,13 @@ class Batch:
         return (
             inputs.frontend_id == part.frontend_id
             and inputs.model_id == self.run.model_id
+            and len(inputs.heads) in (0, len(inputs.live_seqs))
             and _are_of(inputs.live_seqs, part)
         )
 
     def accept(self, inputs: Inputs, payload: Handle, now_ms: float) -> None:
         """Take a part the batch `wants`."""
-        self.inputs[inputs.part] = PartInputs(inputs.live_seqs, payload)
+        self.inputs[inputs.part] = PartInputs(inputs.live_seqs, payload, heads=inputs.heads)
         self.complete_at_ms = now_ms
 
     def live(self) -> Iterator[tuple[FrontendId, PartInputs]]:
@@ -104,7 +109,8 @@ class Batch:
             if high - low == count:
                 yield frontend_id, part
             elif low < high:
-                yield frontend_id, PartInputs(part.live_seqs[low:high], part.payload, (low, count))
+                seqs, heads = part.live_seqs[low:high], part.heads[low:high]
+                yield frontend_id, PartInputs(seqs, part.payload, (low, count), heads)
             first += count
 
     def halve(self, reason: str) -> None:

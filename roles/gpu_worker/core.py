@@ -501,7 +501,8 @@ class WorkerCore:
         batch = slice_.queue.started_as(event.batch_id)
         if slice_.spec.is_pipeline and not batch.failure:
             batch.between_ms = max(0.0, now_ms - batch.started_at_ms - event.exec_ms)
-        answers, ran = answer_rows(batch, event)
+        replica = slice_.replicas.get(batch.run.model_id)
+        answers, ran = answer_rows(batch, event, () if replica is None else replica.heads)
         self.counters["requests_ran"] += ran
         self.counters["requests_invalid"] += len(event.rejected)
         slice_.requests += ran

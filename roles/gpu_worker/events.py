@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from msgspec import Struct, field
 
@@ -153,13 +154,21 @@ class Abort(Struct, frozen=True, gc=False):
     batch_id: BatchId
 
 
+class HeadRows(Struct, frozen=True, gc=False):
+    """The rows of one head in a batch, and what each of its outputs has of their padded shape."""
+
+    rows: tuple[int, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
 class PushOutputs(Struct, frozen=True, gc=False):
-    """Push to a frontend rows `first_row` … `first_row + len(message.seqs) - 1` of the outputs."""
+    """Push to a frontend rows `first_row` … `first_row + len(message.seqs) - 1` of the outputs, or those of one head."""
 
     frontend_id: FrontendId
     message: Outputs | BatchFailed
     outputs: Handle = NO_PAYLOAD
     first_row: int = 0
+    head: HeadRows | None = None
 
 
 class Release(Struct, frozen=True, gc=False):

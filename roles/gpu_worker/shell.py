@@ -30,7 +30,7 @@ from fabric.messages import (
 from fabric.sockets import LinkOptions
 from fabric.transport import ZMQ, Transport
 from roles.gpu_worker.agent_watch import AgentWatch, WatchesAgent
-from roles.gpu_worker.answers import answer_unsendable, check_rows
+from roles.gpu_worker.answers import answer_unsendable, check_rows, rows_of
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
@@ -306,9 +306,8 @@ class WorkerShell:
 
     def _push(self, push: PushOutputs) -> None:
         """Refused, it is counted: the frontend answers by its own deadline timer. What cannot be sent is answered."""
-        rows = slice(push.first_row, push.first_row + len(push.message.seqs))
         kept = self._payloads.get(push.outputs) if push.outputs != NO_PAYLOAD else ()
-        tensors = [NamedTensor(tensor.name, tensor.array[rows]) for tensor in kept]
+        tensors = [NamedTensor(tensor.name, rows_of(tensor, push)) for tensor in kept]
         peer, message = PeerId(push.frontend_id), push.message
         try:
             check_rows(tensors)
@@ -320,7 +319,7 @@ class WorkerShell:
             self._core.counters["outputs_refused"] += 1
 
     def _job(self, run: RunBatch, inputs: Sequence[PartInputs], expires_at_ms: float = math.inf) -> Job:
-        parts = [JobPart(len(part.live_seqs), self._tensors(part)) for part in inputs]
+        parts = [JobPart(len(part.live_seqs), self._tensors(part), part.heads) for part in inputs]
         return Job(run.slice_id, run.batch_id, run.model_id, parts, expires_at_ms)
 
     def _tensors(self, part: PartInputs) -> Sequence[NamedTensor]:

@@ -11,19 +11,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
+
+import numpy as np
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, TensorInfo
 
+HEAD_INPUT: Final = "__head__"
+"""Among the inputs of a model with heads, as its executor stacks them: the number of each row's head."""
+
 
 @dataclass(slots=True, frozen=True)
 class JobPart:
-    """What one frontend sent: the tensors of `count` requests, grouped by request."""
+    """What one frontend sent: the tensors of `count` requests, grouped by request. `heads`: which one each is for, where the model has any."""
 
     count: int
     tensors: Sequence[NamedTensor]
+    heads: Sequence[ModelId] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -238,12 +244,15 @@ def sort_out(
     parts: Sequence[JobPart],
     inputs: Sequence[TensorInfo],
     bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    heads: Sequence[ModelId] = (),
 ) -> tuple[list[dict[str, Tensor]], list[RejectedRow]]:
     """Rows that fit the signature, and the others with what is wrong.
 
     The frontend has checked the same before; this guards the neighbours in the batch against a frontend that
-    is older, newer or broken. `bounds`: the smallest and largest value of an input, which only we know.
+    is older, newer or broken. `bounds`: the smallest and largest value of an input, which only we know. Of a model with
+    `heads` each row has the number of its own as `HEAD_INPUT`.
     """
+    numbers = {head: np.array(number) for number, head in enumerate(heads)}
     fitting: list[dict[str, Tensor]] = []
     rejected: list[RejectedRow] = []
     row = 0
@@ -254,14 +263,25 @@ def sort_out(
             reason = (
                 f"{len(part.tensors)} tensors for {part.count} requests"
                 if odd
-                else _misfit(tensors, inputs, bounds)
+                else _misfit(tensors, inputs, bounds) or _no_head(part, index, numbers)
             )
             if reason is None:
                 fitting.append({tensor.name: tensor.array for tensor in tensors})
+                if heads:
+                    fitting[-1][HEAD_INPUT] = numbers[part.heads[index]]
             else:
                 rejected.append(RejectedRow(row, reason))
             row += 1
     return fitting, rejected
+
+
+def _no_head(part: JobPart, index: int, numbers: Mapping[ModelId, Tensor]) -> str | None:
+    """Why this request is for no head of a model that has some, in words; None: it is for one, or there are none."""
+    if not numbers:
+        return None
+    if len(part.heads) != part.count:
+        return "it does not say which head it is for"
+    return None if part.heads[index] in numbers else f"the model has no head {part.heads[index]!r}"
 
 
 def _misfit(

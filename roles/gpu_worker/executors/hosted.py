@@ -20,7 +20,7 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
-from roles.gpu_worker.executors.base import JobPart, RejectedRow, sort_out
+from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
 from roles.gpu_worker.executors.message_limits import travelling
@@ -46,7 +46,7 @@ class DeviceReplica:
         clock: Clock,
         capture: Capture | None = None,
     ) -> None:
-        self.inputs = _signature(loaded.example)
+        self.inputs = signature(loaded.example)
         self.outputs: tuple[TensorInfo, ...] = ()  # known from the first batch
         self.exec_ms: tuple[float, ...] = ()
         self.no_memory_for: int | None = None
@@ -55,6 +55,8 @@ class DeviceReplica:
         """Why batches as large as was asked for cannot be sent here; empty: they can."""
         self.not_finite: tuple[str, ...] = ()
         """Outputs of the example that hold NaN or infinity."""
+        self.heads = loaded.heads
+        self.not_merged = loaded.not_merged
         self._name = name
         self._loaded = loaded
         self._batch_size_max = batch_size_max
@@ -75,7 +77,7 @@ class DeviceReplica:
 
     def stage(self, parts: Sequence[JobPart]) -> None:
         """Put a batch in place that may run next. A batch that cannot be is left to `run`, which says why."""
-        rows, rejected = sort_out(parts, self.inputs, self._loaded.bounds)
+        rows, rejected = self._sorted_out(parts)
         if 0 < len(rows) <= self._batch_size_max:
             self.slots.stage(parts, rows, rejected)
 
@@ -83,11 +85,15 @@ class DeviceReplica:
         """Infer for the rows that fit the signature. Raises NotAModel, and whatever the model raises."""
         slot = self.slots.staged(parts)
         if slot is None:
-            rows, rejected = sort_out(parts, self.inputs, self._loaded.bounds)
+            rows, rejected = self._sorted_out(parts)
             if not rows:
                 return [], rejected
             slot = self._put(rows, rejected)
         return self._run(slot), slot.rejected
+
+    def _sorted_out(self, parts: Sequence[JobPart]) -> tuple[list[dict[str, Array]], list[RejectedRow]]:
+        heads = [head.model_id for head in self.heads]
+        return sort_out(parts, self.inputs, self._loaded.bounds, heads)
 
     def run(self, rows: Sequence[Mapping[str, Array]]) -> list[NamedTensor]:
         """The same for rows that are known to fit."""
@@ -149,7 +155,7 @@ class DeviceReplica:
         for size in batch_sizes(self._piece_max):
             began_ms = self._clock.now_ms()
             try:
-                self.run([example] * size)
+                self.run(self._examples(example, size))
             except torch.OutOfMemoryError:  # warming up comes to it again, and knows what to do
                 return
             if size > 1 and self._clock.now_ms() - began_ms > 2 * slo_ms:
@@ -174,6 +180,12 @@ class DeviceReplica:
         self._batch_size_max = self._piece_max = min(self._piece_max, travels.batch_size_max)
         return example
 
+    def _examples(self, example: Mapping[str, Array], size: int) -> Sequence[Mapping[str, Array]]:
+        """A batch of that size; of a model with heads spread over them, which takes longest."""
+        if not self.heads:
+            return [example] * size
+        return [{**example, HEAD_INPUT: np.array(row % len(self.heads))} for row in range(size)]
+
     def _measured(
         self, example: Mapping[str, Array], slo_ms: float
     ) -> Generator[None, None, tuple[list[int], list[float]]]:
@@ -181,7 +193,7 @@ class DeviceReplica:
         took_ms: list[float] = []
         for size in batch_sizes(self._piece_max):
             try:
-                size_ms = yield from self._warm_size([example] * size, slo_ms)
+                size_ms = yield from self._warm_size(self._examples(example, size), slo_ms)
             except torch.OutOfMemoryError:
                 if not sizes:
                     raise
@@ -312,8 +324,10 @@ def _as_numpy(output: Tensor) -> Array:
     return array
 
 
-def _signature(example: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
+def signature(example: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
+    """What one request brings, or gets."""
     return tuple(
         TensorInfo(key, str(value.dtype).removeprefix("torch."), tuple(value.shape))
         for key, value in example.items()
+        if key != HEAD_INPUT
     )

@@ -18,6 +18,7 @@ from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError
 from roles.gpu_worker.executors.loaders.registry import load_model
+from roles.gpu_worker.executors.merging.heads import load_heads
 from roles.gpu_worker.executors.rank_model import load_first_rank, load_other_rank
 from roles.gpu_worker.executors.stage_model import load_first, load_later
 
@@ -159,6 +160,11 @@ class TorchDevice:
     def _made(
         self, slice_: SliceSpec, spec: ModelSpec, device: torch.device
     ) -> tuple[DeviceReplica, ImagePreprocess | None]:
+        if spec.heads:
+            loaded = load_heads(spec.heads, device)
+            return DeviceReplica(
+                spec.model_id, loaded, spec.batch_size_max, device, self._clock
+            ), loaded.image
         if spec.loader is None:
             raise ConfigError(f"model {spec.model_id!r} has no loader, and a {device.type} device needs one")
         loaded = self._loaded(slice_, spec.model_id, spec.loader, device)
@@ -221,6 +227,8 @@ def _replica(
         image=image,
         memory_bytes=memory_bytes or spec.memory_bytes,
         reason=hosted.limited_by,
+        heads=hosted.heads,
+        not_merged=hosted.not_merged,
     )
 
 
@@ -237,6 +245,8 @@ def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:
         log.warning(
             "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
         )
+    if hosted.not_merged:
+        log.warning("heads_not_merged model=%s reason=%r", model_id, hosted.not_merged)
     if hosted.limited_by:
         log.warning(
             "batch_size_limited model=%s batch_size_max=%d reason=%r",

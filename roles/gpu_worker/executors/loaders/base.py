@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fabric.errors import FabricError
-from fabric.messages import ImagePreprocess
+from fabric.messages import HeadOutputs, ImagePreprocess
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,7 +57,7 @@ class LoadedModel:
 
     `image` says how a frontend turns a picture into its input. `bounds` are the smallest and largest value an
     input may hold: a token the embedding does not have would break the whole CUDA context. `may_capture`: its
-    batches may be padded and replayed as CUDA graphs.
+    batches may be padded and replayed as CUDA graphs. `heads`: what its rows are for, by number; its example has `HEAD_INPUT` then.
     """
 
     model: UserModel
@@ -65,6 +65,9 @@ class LoadedModel:
     image: ImagePreprocess | None = None
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     may_capture: bool = False
+    heads: tuple[HeadOutputs, ...] = ()
+    not_merged: str = ""
+    """Why the heads run one after the other; empty: they do not."""
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -44,14 +44,18 @@ def has_equal_tensors(left: nn.Module, right: nn.Module) -> bool:
     return mine.keys() == yours.keys() and all(_same_tensor(mine[key], yours[key]) for key in mine)
 
 
-def share_weights(owner: nn.Module, other: nn.Module) -> None:
-    """`other`, equal to `owner`, holds the very same tensors from now on."""
-    for name, value in owner.named_parameters(recurse=False):
-        setattr(other, name, value)
-    for name, buffer in owner.named_buffers(recurse=False):
-        setattr(other, name, buffer)
-    for mine, yours in zip(owner.children(), other.children(), strict=True):
-        share_weights(mine, yours)
+def share_equal(owner: nn.Module, other: nn.Module) -> None:
+    """Wherever modules of both are equal, `other` holds the tensors of `owner` from now on. What was tied in it stays tied."""
+    if type(owner) is not type(other):
+        return
+    theirs: dict[Tensor, Tensor] = {}
+    for name in equal_modules(owner, [other]):
+        mine, yours = _own_tensors(owner.get_submodule(name)), _own_tensors(other.get_submodule(name))
+        theirs.update((yours[key], mine[key]) for key in mine)
+    for module in other.modules():
+        for key, tensor in _own_tensors(module).items():
+            if tensor in theirs:
+                setattr(module, key, theirs[tensor])
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fabric.errors import FabricError
-from roles.gpu_worker.executors.merging.equality import equal_modules, share_weights
+from roles.gpu_worker.executors.merging.equality import equal_modules, share_equal
 
 Rows = dict[str, Tensor]
 Infer = Callable[[Rows], Mapping[str, Tensor]]
@@ -93,7 +93,7 @@ class _Shared(nn.Module):
 class PrefixGroup:
     """Models that run their shared prefix together. Raises CannotMerge where they have none, or where it goes wrong.
 
-    The nets are changed: shared modules hold one copy of their weights, and stand in wrappers that still work alone.
+    The nets are changed: equal modules hold one copy of their weights, and those of the prefix stand in wrappers that still work alone.
     """
 
     def __init__(self, members: Mapping[str, Member]) -> None:
@@ -106,9 +106,9 @@ class PrefixGroup:
             raise CannotMerge("their first layers differ already: nothing could be run for all of them")
         self._state = _State(last=self.prefix[-1])
         separate = [self._alone(batches) for batches in self._tried()]
+        for other in others:
+            share_equal(first, other)
         for name in self.prefix:
-            for other in others:
-                share_weights(first.get_submodule(name), other.get_submodule(name))
             for net in nets:
                 _put(net, name, _Shared(net.get_submodule(name), name, self._state))
         try:
@@ -230,13 +230,15 @@ def _put(net: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _rows_of(example: Mapping[str, Tensor], count: int, seed: int) -> Rows:
-    """Rows that differ: floats are drawn, whole numbers are shifted by one here and there."""
+    """Rows that differ: to floats noise is added, whole numbers change their places, so that they stay in their bounds."""
     draw = torch.Generator().manual_seed(seed)
     rows: Rows = {}
     for key, value in example.items():
         stacked = torch.stack([value.cpu()] * count)
         if stacked.is_floating_point():
             stacked = stacked + torch.randn(stacked.shape, generator=draw).to(stacked.dtype)
+        elif value.dim():
+            stacked = torch.stack([row.roll(seed + place, -1) for place, row in enumerate(stacked)])
         rows[key] = stacked.to(value.device)
     return rows
 

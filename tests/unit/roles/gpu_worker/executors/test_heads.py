@@ -1,0 +1,204 @@
+"""Several models on one backbone as one that a slice hosts: who gets which row, what is shared, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fabric.clock import MonotonicClock
+from fabric.ids import BatchId, ModelId, SliceId
+from fabric.link import NamedTensor
+from fabric.messages import HeadSpec, LoaderSpec, ModelSpec, SliceSpec, replaced
+from roles.gpu_worker.executors.base import Job, JobPart
+from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel
+from roles.gpu_worker.executors.merging.heads import load_heads
+from roles.gpu_worker.executors.torch import TorchDevice
+
+CPU = torch.device("cpu")
+WIDTH = 6
+HERE = __name__
+SLICE = SliceId("a/gpu0/0")
+
+
+class Backbone(nn.Module):
+    """Layers that all copies have, and a head of their own."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        torch.manual_seed(classes)
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x))
+        return out
+
+
+class Two:
+    """A user's class with two classes."""
+
+    classes = 2
+
+    def load(self, device: str) -> None:
+        self.net = Backbone(self.classes).eval().to(device)
+
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"logits": self.net(batch["x"])}
+
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.zeros(WIDTH)}
+
+
+class Five(Two):
+    classes = 5
+
+
+class Scaled(Two):
+    """Whose inputs are changed before they come to the shared layers."""
+
+    def pre(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": 2 * batch["x"]}
+
+
+class Unrelated(Two):
+    def load(self, device: str) -> None:
+        super().load(device)
+        nn.init.normal_(self.net.body[0].weight)
+
+
+class OtherInputs(Two):
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.zeros(WIDTH, dtype=torch.float64)}
+
+
+class OtherOutputs(Two):
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"scores": self.net(batch["x"])}
+
+
+class WithoutNet(Two):
+    """A model that holds more than one module: which one would be shared?"""
+
+    def load(self, device: str) -> None:
+        super().load(device)
+        self.other = nn.Identity()
+
+
+def head(name: str, class_: type[Two]) -> HeadSpec:
+    return HeadSpec(ModelId(name), None, LoaderSpec(python=f"{HERE}:{class_.__name__}"))
+
+
+def weights(net: object) -> int:
+    assert isinstance(net, nn.Module)
+    return len({one.data_ptr() for one in net.parameters()})
+
+
+def hosted(*heads: HeadSpec) -> tuple[TorchDevice, SliceSpec]:
+    model = ModelSpec(ModelId("all"), 1_000.0, 8, heads=heads)
+    return TorchDevice(MonotonicClock()), SliceSpec(SLICE, 0, "cpu", None, (model,))
+
+
+def test_each_row_is_answered_by_its_own_head_as_if_it_ran_alone() -> None:
+    device, spec = hosted(head("two", Two), head("five", Five))
+    (replica,) = device.load(spec)
+    assert [(one.model_id, one.outputs[0].shape) for one in replica.heads] == [("two", (2,)), ("five", (5,))]
+    assert [info.name for info in replica.inputs] == ["x"], "which head a row is for is no input of a client"
+    assert not replica.not_merged
+    rows = np.random.default_rng(0).standard_normal((5, WIDTH)).astype(np.float32)
+    names = [ModelId(name) for name in ("five", "two", "five", "two", "two")]
+    parts = [
+        JobPart(2, [NamedTensor("x", row) for row in rows[:2]], names[:2]),
+        JobPart(3, [NamedTensor("x", row) for row in rows[2:]], names[2:]),
+    ]
+    ran = device.run(Job(SLICE, BatchId(1), ModelId("all"), parts))
+    assert not ran.rejected
+    (logits,) = ran.outputs
+    for row, name, given in zip(rows, names, logits.array, strict=True):
+        classes = 2 if name == "two" else 5
+        alone = Backbone(classes).eval()(torch.from_numpy(row)[None])[0].detach().numpy()
+        np.testing.assert_allclose(given[:classes], alone, rtol=1e-5, atol=1e-5)
+        assert not given[classes:].any()
+
+
+def test_a_row_without_a_head_or_for_one_that_is_not_there_is_refused_and_the_others_run() -> None:
+    device, spec = hosted(head("two", Two), head("five", Five))
+    device.load(spec)
+    row = NamedTensor("x", np.zeros(WIDTH, np.float32))
+    parts = [JobPart(1, [row]), JobPart(2, [row, row], [ModelId("gone"), ModelId("two")])]
+    ran = device.run(Job(SLICE, BatchId(1), ModelId("all"), parts))
+    assert [(one.row, one.reason) for one in ran.rejected] == [
+        (0, "it does not say which head it is for"),
+        (1, "the model has no head 'gone'"),
+    ]
+    assert ran.outputs[0].array.shape == (1, 5)
+
+
+def test_a_model_without_heads_ignores_what_is_said_of_them() -> None:
+    device, spec = hosted()
+    model = replaced(spec.models[0], loader=LoaderSpec(python=f"{HERE}:Two"))
+    device.load(replaced(spec, models=(model,)))
+    part = JobPart(1, [NamedTensor("x", np.zeros(WIDTH, np.float32))], [ModelId("two")])
+    assert device.run(Job(SLICE, BatchId(1), ModelId("all"), [part])).outputs[0].array.shape == (1, 2)
+
+
+def test_weights_that_are_equal_are_there_once() -> None:
+    loaded = load_heads((head("two", Two), head("five", Five), head("again", Five)), CPU)
+    assert weights(getattr(loaded.model, "nets")) == 4 + 3 * 2  # noqa: B009  a UserModel has no nets
+    assert getattr(loaded.model, "shared_layers") == ["body"]  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("class_", "why"),
+    [(Unrelated, "first layers differ"), (Scaled, "differently"), (WithoutNet, "exactly one torch module")],
+)
+def test_heads_that_cannot_be_merged_run_one_after_the_other_and_say_why(
+    class_: type[Two], why: str
+) -> None:
+    device, spec = hosted(head("two", Two), head("other", class_))
+    (replica,) = device.load(spec)
+    assert why in replica.not_merged
+    rows = np.random.default_rng(0).standard_normal((2, WIDTH)).astype(np.float32)
+    names = [ModelId("other"), ModelId("two")]
+    part = JobPart(2, [NamedTensor("x", row) for row in rows], names)
+    (logits,) = device.run(Job(SLICE, BatchId(1), ModelId("all"), [part])).outputs
+    scale = 2 if class_ is Scaled else 1
+    if class_ is not Unrelated:
+        first = Backbone(2).eval()(torch.from_numpy(scale * rows[:1])).detach().numpy()[0]
+        np.testing.assert_allclose(logits.array[0], first, rtol=1e-5, atol=1e-5)
+    second = Backbone(2).eval()(torch.from_numpy(rows[1:])).detach().numpy()[0]
+    np.testing.assert_allclose(logits.array[1], second, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("class_", "why"), [(OtherInputs, "takes other inputs"), (OtherOutputs, "gives other outputs")]
+)
+def test_heads_with_other_inputs_or_outputs_are_refused_by_name(class_: type[Two], why: str) -> None:
+    with pytest.raises(NotAModel, match=f"head other {why} than head two"):
+        load_heads((head("two", Two), head("other", class_)), CPU)
+
+
+def test_a_head_that_cannot_be_loaded_is_named() -> None:
+    with pytest.raises(LoaderError, match="head other: .*no class 'Nobody'"):
+        load_heads(
+            (head("two", Two), HeadSpec(ModelId("other"), None, LoaderSpec(python=f"{HERE}:Nobody"))), CPU
+        )
+
+
+def test_batches_are_measured_with_their_requests_spread_over_the_heads() -> None:
+    seen: set[int] = set()
+
+    class Noting(Five):
+        def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+            seen.add(len(batch["x"]))
+            return super().infer(batch)
+
+    globals()["Noting"] = Noting
+    device, spec = hosted(head("two", Unrelated), head("noting", Noting))
+    (replica,) = device.load(spec)
+    assert len(replica.exec_ms) == 8
+    assert seen == {1, 2, 4} | {1}, "half of each batch of 2, 4 and 8"
