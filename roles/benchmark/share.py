@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections import Counter
@@ -12,6 +13,7 @@ from multiprocessing.synchronize import Barrier
 from operator import attrgetter
 from pathlib import Path
 from threading import BrokenBarrierError
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,12 +118,14 @@ def play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
 
 async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadRecord:
     clock = MonotonicClock()
-    recorder = Recorder([name for name, _ in asked_of(plan.config)])
+    recorder = Recorder([name for name, _ in asked_of(plan.config)], heads_of(plan.config))
     async with _client_of(plan) as client:
         if isinstance(client, Client):
             infos = {info.model_id: info for info in await client.models()}
         else:
-            infos = await client.models(name for name, _ in asked_of(plan.config))
+            models = [name for name, _ in asked_of(plan.config)]
+            heads = heads_of(plan.config)
+            infos = await client.models(name for model in models for name in heads.get(model, (model,)))
         requests = _requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
         await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
@@ -138,11 +142,13 @@ def _client_of(plan: LoadPlan) -> Client | GatewayClient | RpcClient:
 def _requests(plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]) -> Iterator[PlannedRequest]:
     """This sender's requests in order: all arrivals merged, and dealt out one by one."""
     asked = asked_of(plan.config)
-    inputs = [inputs_for(infos.get(name), plan.payload_bytes) for name, _ in asked]
+    heads = heads_of(plan.config)
+    names = [heads.get(name, (name,)) for name, _ in asked]
+    inputs = [inputs_for(infos.get(several[0]), plan.payload_bytes) for several in names]
+    in_turn = [itertools.cycle(several) for several in names]
     of_model, at_ms = (part[number :: plan.processes] for part in merged(plan.workload, plan.until_ms))
     for place, moment_ms in zip(of_model.tolist(), at_ms.tolist(), strict=True):
-        name, slo_ms = asked[place]
-        yield PlannedRequest(moment_ms, name, inputs[place], slo_ms)
+        yield PlannedRequest(moment_ms, next(in_turn[place]), inputs[place], asked[place][1])
 
 
 def asked_of(config: ClusterConfig) -> list[tuple[ModelId, float]]:
@@ -151,6 +157,11 @@ def asked_of(config: ClusterConfig) -> list[tuple[ModelId, float]]:
         *((model.model_id, model.slo_ms) for model in config.models),
         *((ModelId(one.name), one.slo_ms) for one in config.applications),
     ]
+
+
+def heads_of(config: ClusterConfig) -> dict[ModelId, tuple[ModelId, ...]]:
+    """Of the models that are asked by their heads' names, in turn."""
+    return {model.model_id: model.head_names for model in config.models if model.heads}
 
 
 def merged(workload: Workload, until_ms: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -184,8 +195,12 @@ def inputs_for(info: ModelInfo | None, payload_bytes: int) -> dict[str, Tensor]:
 class Recorder:
     """Notes what became of each request, as one row of `COLUMNS`."""
 
-    def __init__(self, model_ids: Sequence[ModelId]) -> None:
+    def __init__(
+        self, model_ids: Sequence[ModelId], heads: Mapping[ModelId, Sequence[ModelId]] = MappingProxyType({})
+    ) -> None:
         self._places = {model_id: float(place) for place, model_id in enumerate(model_ids)}
+        for model_id, names in heads.items():
+            self._places |= dict.fromkeys(names, self._places[model_id])
         self._slices: dict[str, float] = {}
         self._errors: Counter[tuple[int, str]] = Counter()
         self._rows = array("d")

@@ -85,9 +85,9 @@ class ModelConfig:
         return self.loader is not None or any(head.loader is not None for head in self.heads)
 
     @property
-    def asked_names(self) -> tuple[ModelId, ...]:
-        """By which clients ask it: its heads', or its own."""
-        return tuple(head.model_id for head in self.heads) or (self.model_id,)
+    def head_names(self) -> tuple[ModelId, ...]:
+        """By which clients ask it; empty: by its own."""
+        return tuple(head.model_id for head in self.heads)
 
     @property
     def rate_rps(self) -> float | None:
@@ -396,7 +396,7 @@ def _joint(models: Sequence[ModelConfig]) -> list[Decision]:
     return [
         Decision(
             f"model {model.name}",
-            f"placed as one model with {len(model.heads)} heads ({', '.join(model.asked_names)}): joint batches, memory counted once",
+            f"placed as one model with {len(model.heads)} heads ({', '.join(model.head_names)}): joint batches, memory counted once",
             {"heads": len(model.heads), "slo_ms": model.slo_ms},
         )
         for model in models

@@ -215,7 +215,8 @@ class FullWorld:
         asked[number] = frontend = self._frontends[number]
         self._asked.append((traffic, index))
         self._unanswered += 1
-        frontend.ask(len(self._asked), traffic.model_id, traffic.slo_ms, traffic.priority(index))
+        name = traffic.asked_name(index // len(self._frontends))
+        frontend.ask(len(self._asked), name, traffic.slo_ms, traffic.priority(index))
 
     def _next_at_ms(self) -> float:
         moments = [links.next_arrival_at_ms for links in self._networks]

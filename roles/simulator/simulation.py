@@ -90,7 +90,7 @@ def simulate(
         return _each_shard(config, workload, window, settings)
     settings = settings or settings_from(config)
     traffic = [
-        ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms, priorities)
+        ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms, priorities, model.head_names)
         for model, arrived_at_ms, priorities in zip(
             config.models, workload.arrivals(until_ms), workload.priorities(until_ms), strict=True
         )

@@ -18,13 +18,15 @@ class ModelTraffic:
     """A model's requests. Request i is the number i // F of frontend i % F, of F frontends.
 
     `started_at_ms[i]` is when its batch started, `finished_at_ms[i]` when its outputs reached its frontend; NaN
-    while, or because, it never ran. `priorities`: of each request, where they have their own.
+    while, or because, it never ran. `priorities`: of each request, where they have their own. `heads`: of a model that has
+    any, which its clients ask in turn.
     """
 
     model_id: ModelId
     slo_ms: float
     arrived_at_ms: Moments
     priorities: Priorities | None = None
+    heads: tuple[ModelId, ...] = ()
     started_at_ms: Moments = field(init=False)
     finished_at_ms: Moments = field(init=False)
     _answered: list[tuple[int, int, int, float, float]] = field(init=False, default_factory=list)
@@ -38,6 +40,10 @@ class ModelTraffic:
         if self.priorities is None or self.priorities[index] < 0:
             return None
         return int(self.priorities[index])
+
+    def asked_name(self, turn: int) -> ModelId:
+        """By which its client asks."""
+        return self.heads[turn % len(self.heads)] if self.heads else self.model_id
 
     def answered(
         self, first: int, count: int, step: int, started_at_ms: float, finished_at_ms: float

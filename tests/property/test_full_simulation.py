@@ -9,6 +9,7 @@ from tests.references.simulations import (
     play,
     random_cluster,
     with_application,
+    with_heads,
     with_pipeline,
     with_ranks,
 )
@@ -16,6 +17,7 @@ from tests.references.simulations import (
 CASES, OF = 1_000, 20
 REQUESTS = 60
 APPLICATION_CASES = 60
+HEADS_CASES = 100
 PIPELINE_CASES = 100
 
 
@@ -90,3 +92,21 @@ def test_both_simulators_do_the_same_with_applications(first: int) -> None:
         asked = {name: (told.asked, told.answered) for name, told in one.stages.items()}
         assert asked == {name: (told.asked, told.answered) for name, told in other.stages.items()}
     assert compared > APPLICATION_CASES / 5 / 3
+
+
+@pytest.mark.parametrize("first", range(0, HEADS_CASES, HEADS_CASES // 4))
+def test_a_model_fares_with_heads_as_it_does_without_and_each_request_has_one_fate(first: int) -> None:
+    """Frontends and workers know of heads, the scheduler batches all of a model's requests alike."""
+    crossed = mixed = 0
+    for seed in range(first, first + HEADS_CASES // 4):
+        plain = random_cluster(seed)
+        document = with_heads(plain, seed)
+        fast = play(plain, seed, REQUESTS, is_full=False)
+        if fast.late_preemptions:
+            crossed += 1
+            continue
+        full = play(document, seed, REQUESTS, is_full=True)
+        assert fates_apart(fast, full) == [], f"setting {seed}"
+        mixed += any(batch.batch_size > 1 and batch.model_id == document["models"][0]["name"] for batch in full.batches)
+    assert crossed < HEADS_CASES / 4 / 5
+    assert mixed > HEADS_CASES / 4 / 5, "requests of several heads, which clients ask in turn, run in one batch"

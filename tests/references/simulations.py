@@ -202,3 +202,12 @@ def _in_time(traffic: ModelTraffic) -> Any:
     """Moments of the answers; NaN: none, or too late, which a frontend's client does not see."""
     deadlines_ms = traffic.arrived_at_ms + traffic.slo_ms
     return np.where(traffic.finished_at_ms <= deadlines_ms + TOLERANCE_MS, traffic.finished_at_ms, np.nan)
+
+
+def with_heads(document: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The first model is asked by its heads' names, some of which allow more time than it does."""
+    rng = random.Random(f"{seed}/heads")
+    first, *others = document["models"]
+    heads = [{"name": f"head{number}"} for number in range(rng.randint(2, 5))]
+    heads[0]["slo_ms"] = 2 * first["slo_ms"]
+    return document | {"models": [first | {"heads": heads}, *others]}

@@ -68,7 +68,7 @@ class Scaled(Two):
 class Unrelated(Two):
     def load(self, device: str) -> None:
         super().load(device)
-        nn.init.normal_(self.net.body[0].weight)
+        nn.init.normal_(next(self.net.parameters()))
 
 
 class OtherInputs(Two):
@@ -156,9 +156,7 @@ def test_weights_that_are_equal_are_there_once() -> None:
     ("class_", "why"),
     [(Unrelated, "first layers differ"), (Scaled, "differently"), (WithoutNet, "exactly one torch module")],
 )
-def test_heads_that_cannot_be_merged_run_one_after_the_other_and_say_why(
-    class_: type[Two], why: str
-) -> None:
+def test_heads_that_cannot_be_merged_run_one_after_the_other_and_say_why(class_: type[Two], why: str) -> None:
     device, spec = hosted(head("two", Two), head("other", class_))
     (replica,) = device.load(spec)
     assert why in replica.not_merged
@@ -183,7 +181,7 @@ def test_heads_with_other_inputs_or_outputs_are_refused_by_name(class_: type[Two
 
 
 def test_a_head_that_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(LoaderError, match="head other: .*no class 'Nobody'"):
+    with pytest.raises(LoaderError, match=r"head other: .*no class 'Nobody'"):
         load_heads(
             (head("two", Two), HeadSpec(ModelId("other"), None, LoaderSpec(python=f"{HERE}:Nobody"))), CPU
         )

@@ -155,3 +155,81 @@ def test_models_of_two_classes_or_one_model_twice_are_refused() -> None:
         PrefixGroup({"a": member(first), "b": member(nn.Linear(WIDTH, 2).eval())})
     with pytest.raises(CannotMerge, match="two models"):
         PrefixGroup({"a": member(first), "b": member(first)})
+
+
+def test_layers_that_are_equal_crosswise_are_not_merged() -> None:
+    first = Net().eval()
+    second = tuned(first, LAYERS)
+    for mine, yours in ((0, 1), (1, 0)):
+        second.layers[yours].load_state_dict(first.layers[mine].state_dict())
+    with pytest.raises(CannotMerge, match="first layers differ"):
+        PrefixGroup({"a": member(first), "b": member(second)})
+
+
+def test_weights_that_are_tied_to_shared_ones_stay_tied() -> None:
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = nn.Linear(WIDTH, WIDTH)
+            self.decoder.weight = next(self.layers.parameters())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.decoder(self.layers[0](x)).mean(1))
+            return out
+
+    first, second = Tied().eval(), Tied().eval()
+    second.layers[0].load_state_dict(first.layers[0].state_dict())
+    alone = second(rows(2, 3)["x"])
+    assert PrefixGroup({"a": member(first), "b": member(second)}).prefix == ["layers.0"]
+    tied = [first.layers[0].weight, second.layers[0].weight, first.decoder.weight, second.decoder.weight]
+    assert len({one.data_ptr() for one in tied}) == 1
+    assert second.decoder.bias.data_ptr() != first.decoder.bias.data_ptr()
+    torch.testing.assert_close(second(rows(2, 3)["x"]), alone)
+
+
+def test_dropout_within_the_prefix_is_none_and_dropout_that_stays_on_is_found_out() -> None:
+    class Dropping(Net):
+        stays_on = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.drop(self.layers[0](x))
+            x = nn.functional.dropout(hidden, training=self.stays_on)
+            out: Tensor = self.head(self.layers[1](x).mean(1))
+            return out
+
+    class StaysOn(Dropping):
+        stays_on = True
+
+    for kind in (Dropping, StaysOn):
+        first, second = kind().eval(), kind().eval()
+        for mine, yours in zip(first.layers, second.layers, strict=True):
+            yours.load_state_dict(mine.state_dict())
+        members = {"a": member(first), "b": member(second)}
+        if kind is Dropping:
+            assert PrefixGroup(members).prefix == ["layers.0", "drop", "layers.1"]
+        else:
+            with pytest.raises(CannotMerge, match="differently"):
+                PrefixGroup(members)
+
+
+def test_whole_numbers_that_mix_their_rows_are_found_out_too() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(16, WIDTH)
+            self.head = nn.Linear(WIDTH, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.head(self.embed(ids + ids[:1]).mean(1))
+            return out
+
+    first, second = Words().eval(), Words().eval()
+    second.embed.load_state_dict(first.embed.state_dict())
+    example = {"x": torch.arange(4)}
+    with pytest.raises(CannotMerge, match="differently"):
+        PrefixGroup(
+            {
+                name: Member(net, lambda rows, net=net: {"y": net(rows["x"])}, example)  # type: ignore[misc]
+                for name, net in (("a", first), ("b", second))
+            }
+        )
