@@ -22,6 +22,7 @@ from fabric.messages import (
     CancelRequest,
     Dropped,
     FrontendHello,
+    HeadInfo,
     Inputs,
     Left,
     Refusal,
@@ -78,7 +79,12 @@ MODELS = [
     model_info("digits", slo_ms=50.0),
     model_info("anything", slo_ms=20.0, inputs=()),
     model_info("vision", slo_ms=200.0, inputs=(IMAGE,), image=IMAGENET),
+    replaced(
+        model_info("joint", slo_ms=30.0, inputs=()),
+        heads=(HeadInfo(ModelId("joint-a"), 30.0), HeadInfo(ModelId("joint-b"), 300.0)),
+    ),
 ]
+HEADS = [model_info(head.model_id) for model in MODELS for head in model.heads]
 PIXELS = (TensorSpec("image", "float32", (1, 8, 8)),)
 PICTURE = (TensorSpec("input", "uint8", (1_000,)),)
 SPECS: dict[ModelId, tuple[TensorSpec, ...]] = {ModelId("digits"): PIXELS, ModelId("vision"): PICTURE}
@@ -107,6 +113,7 @@ class World:
         self.finals: Counter[Handle] = Counter()
         self.pending: dict[tuple[PeerId, int], Handle] = {}
         self.codes: Counter[str] = Counter()
+        self.batches_of_several = 0
         self._draws = draws
         self._has_application = has_application
         self._numbers = self._made = 0
@@ -119,6 +126,7 @@ class World:
         self._open: dict[SliceId, Incarnation] = {}
         self._kept: set[Handle] = set()
         self._decoding: list[Handle] = []
+        self._asked_of: dict[Handle, ModelId] = {}
         self._jobs: list[MakeInputs] = []
         self._queued: list[defaultdict[ModelId, set[int]]] = [defaultdict(set) for _ in self._shards]
         self._issued: Counter[ModelId] = Counter()
@@ -175,7 +183,7 @@ class World:
             client, number = self._draws.choice(list(self.pending))  # a number that is taken
         self._numbers += 1
         applications = [model_info("app")] * (3 if self._has_application else 0)
-        model = self._draws.choice([*MODELS, *applications, model_info("unknown")])
+        model = self._draws.choice([*MODELS, *HEADS, *applications, model_info("unknown")])
         specs = SPECS.get(model.model_id, ())
         if self._draws.random() < 0.05:
             specs = (*PIXELS, *PICTURE)
@@ -184,6 +192,7 @@ class World:
             number, model.model_id, budget_ms, specs, client, self._draws.choice([0.0, 0.3, 30.0])
         )
         self._kept.add(request.payload)
+        self._asked_of[request.payload] = model.model_id
         self._feed(request, asking=((client, number), request.payload))
 
     def _cancel(self) -> None:
@@ -433,6 +442,12 @@ class World:
                 assert len(payloads) == len(inputs.live_seqs)
                 assert all(payload in self._kept for payload in payloads)
                 assert not set(payloads) & set(self._decoding), "what is pushed has been decoded"
+                heads = {head.model_id for model in MODELS for head in model.heads}
+                named = [self._asked_of.get(payload) for payload in payloads]
+                assert list(inputs.heads) == [name for name in named if name in heads]
+                assert len(inputs.heads) in (0, len(payloads))
+                assert bool(inputs.heads) == (bool(payloads) and inputs.model_id == "joint")
+                self.batches_of_several += len(set(inputs.heads)) > 1
                 self._flights.append(inputs)
             case OpenSlice(slice_id, incarnation):
                 self._open[slice_id] = incarnation
@@ -479,6 +494,7 @@ def test_ten_thousand_requests_are_each_answered_exactly_once() -> None:
     )
     assert set(expected.split()) <= set(world.codes), "the test has seen every fate"
     assert world.codes["ok"] > 1_000
+    assert world.batches_of_several > 100, "of heads"
 
 
 def test_requests_of_an_application_with_two_thousand_tasks_are_each_answered_exactly_once() -> None:

@@ -107,6 +107,10 @@ def test_a_model_fares_with_heads_as_it_does_without_and_each_request_has_one_fa
             continue
         full = play(document, seed, REQUESTS, is_full=True)
         assert fates_apart(fast, full) == [], f"setting {seed}"
-        mixed += any(batch.batch_size > 1 and batch.model_id == document["models"][0]["name"] for batch in full.batches)
+        mixed += any(
+            batch.batch_size > 1 and batch.model_id == document["models"][0]["name"] for batch in full.batches
+        )
     assert crossed < HEADS_CASES / 4 / 5
-    assert mixed > HEADS_CASES / 4 / 5, "requests of several heads, which clients ask in turn, run in one batch"
+    assert mixed > HEADS_CASES / 4 / 5, (
+        "requests of several heads, which clients ask in turn, run in one batch"
+    )
