@@ -58,7 +58,8 @@ def model_table(listed: StatusListed, live: Mapping[ModelId, LiveModel], title: 
     table = plain_table(title, *columns)
     for model in listed.models:
         its = live.get(model.model_id)
-        table.add_row(model.model_id, *live_cells(its, model.slo_ms), str(model.replicas))
+        heads = f": {shortened([head.model_id for head in model.heads])}" if model.heads else ""
+        table.add_row(f"{model.model_id}{heads}", *live_cells(its, model.slo_ms), str(model.replicas))
     return table
 
 

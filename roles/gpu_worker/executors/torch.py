@@ -245,6 +245,16 @@ def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:
         log.warning(
             "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
         )
+    if hosted.shared_layers:
+        first, *_, last = [*hosted.shared_layers] * 2
+        log.info(
+            "heads_merged model=%s heads=%d layers_run_once=%d first=%s last=%s",
+            model_id,
+            len(hosted.heads),
+            len(hosted.shared_layers),
+            first,
+            last,
+        )
     if hosted.not_merged:
         log.warning("heads_not_merged model=%s reason=%r", model_id, hosted.not_merged)
     if hosted.limited_by:

@@ -54,6 +54,7 @@ def load_heads(heads: Sequence[HeadSpec], device: torch.device) -> LoadedModel:
         first.image,
         bounds,
         heads=tuple(HeadOutputs(head_id, infos) for head_id, infos in outputs.items()),
+        shared_layers=joint.shared_layers,
         not_merged=joint.not_merged,
     )
 
@@ -79,7 +80,7 @@ class JointHeads:
         nets = [_net_of(one) for one in loaded.values()]
         self.nets = nn.ModuleList(net for net in nets if net is not None)
         self.not_merged = ""
-        self.shared_layers: Sequence[str] = ()
+        self.shared_layers: tuple[str, ...] = ()
         self._group: PrefixGroup | None = None
         try:
             self._group = PrefixGroup(
@@ -88,7 +89,7 @@ class JointHeads:
                     for name, net, one in zip(self._names, nets, loaded.values(), strict=True)
                 }
             )
-            self.shared_layers = self._group.prefix
+            self.shared_layers = tuple(self._group.prefix)
         except CannotMerge as error:
             self.not_merged = str(error)
 
