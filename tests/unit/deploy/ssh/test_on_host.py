@@ -283,3 +283,22 @@ def test_a_crontab_that_cannot_be_read_is_not_written_over(
     crontab(add="@reboot boot.sh")
     table = tmp_path / "crontab.table"
     assert (table.read_text(encoding="ascii") if table.exists() else None) == written
+
+
+def test_a_bundle_has_what_the_loaders_of_heads_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Model: ...\n")
+    for name in ("cats", "dogs"):
+        (tmp_path / f"{name}.safetensors").write_text(name)
+    heads = [
+        {"name": name, "loader": {"zoo": "torchvision", "arch": "resnet18", "weights": f"{name}.safetensors"}}
+        for name in ("cats", "dogs")
+    ]
+    heads.append({"name": "own", "loader": {"python": "mine:Model"}})
+    document = {
+        "models": [{"name": "vision", "slo_ms": 30, "heads": heads}],
+        "cluster": {"nodes": [{"host": "a", "device": "cpu"}], "addresses": {"a": "127.0.0.1"}},
+    }
+    source = Source(tmp_path / "c.yaml", document, parse_config(document, tmp_path))
+    files = carried_config(source, {"a": "10.0.0.1"}).files
+    assert "mine.py" in files
+    assert {name.rpartition("-")[2] for name in files} >= {"cats.safetensors", "dogs.safetensors"}

@@ -63,3 +63,10 @@ def test_a_slice_that_is_gone_is_not_spoken_of() -> None:
     hosts(core, 1, ReplicaInfo(MODEL, 3, EXEC_MS[:3], reason=TENSORS))
     hosts(core, 1, ReplicaInfo(MODEL, 8, EXEC_MS))
     assert warned(core) == []
+
+
+def test_heads_that_share_no_layers_are_said_with_the_reason() -> None:
+    core = serving_core(slices=2)
+    for k in range(2):
+        hosts(core, k, ReplicaInfo(MODEL, 8, EXEC_MS, not_merged="their first layers differ"))
+    assert warned(core) == [(MODEL, "its heads run one after the other, because their first layers differ")]
