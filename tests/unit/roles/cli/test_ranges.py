@@ -77,6 +77,7 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "rate_rps": {**model(weight=1), "rate_rps": x},
         "popularity.zipf": {**FILE, "rate_rps": 5, "popularity": {"zipf": x}},
         "models.slo_ms": model(slo_ms=x),
+        "heads.slo_ms": model(slo_ms=1, heads=[{"name": "h", "slo_ms": x}, {"name": "i"}]),
         "models.rate_rps": model(rate_rps=x),
         "models.rate_rps step's moment": model(rate_rps=[[0, 1], [x, 1]]),
         "models.rate_rps step's rate": model(rate_rps=[[0, x]]),
