@@ -17,8 +17,8 @@ from tests.chaos.virtual.script import Fault, Script, Shape, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.world import World, play
 
-HISTORIES, OF = 600, 40
-"""About a tenth of a second each: a minute of one core."""
+HISTORIES, OF = 320, 32
+"""About a fifth of a second each: a minute of one core."""
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, HISTORIES // OF))
