@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fabric.ids import ModelId, PeerId, frontend_id, peer_id, scheduler_id
+from fabric.ids import Incarnation, ModelId, PeerId, frontend_id, peer_id, scheduler_id
 from fabric.link import Received
 from fabric.messages import Answer, CancelRequest, Changed, Infer, Ping, PlanChange, Pong, Refusal, Unready
 from roles.runtime.environment import RunDir
@@ -49,7 +49,8 @@ class ClientProcess(Process):
         """Whose connection broke: an answer may still come by the next one, once."""
         self._links: list[VirtualServer] = []
         self._numbers = [0] * world.frontends
-        self._unready: set[int] = set()
+        self._unready: set[Incarnation] = set()
+        """The starts of frontends that want no more requests."""
         self.silent_until_ms = [0.0] * world.frontends
         """By frontend: until when it may not know that this one has vanished."""
         own = peer_id(f"client-{number}", self.incarnation)
@@ -62,7 +63,9 @@ class ClientProcess(Process):
     def ask(self, request: int, place: int, model_id: ModelId, budget_ms: float) -> bool:
         """False: there is no connection to that frontend, or it wants no requests."""
         one = Pending(request, model_id, budget_ms, self.now_ms())
-        return place not in self._unready and self._send(one, place)
+        frontend = self.world.by_number.get(place)
+        is_unready = frontend is not None and frontend.incarnation in self._unready
+        return not is_unready and self._send(one, place)
 
     def cancel(self, request: int) -> None:
         """It needs no answer any more."""
@@ -116,7 +119,7 @@ class ClientProcess(Process):
     def _heard(self, place: int, received: Received) -> None:
         message = received.message
         if isinstance(message, Unready):
-            self._unready.add(place)
+            self._unready.add(message.incarnation)
         elif isinstance(message, Answer | Refusal):
             key = place, message.request_no
             if key in self._given_up:
@@ -125,14 +128,13 @@ class ClientProcess(Process):
             one = self.pending.pop(key, None)
             monitor, request = self.world.monitor, None if one is None else one.request
             if isinstance(message, Answer):
-                (output,) = received.tensors
-                monitor.answered(request, key, output.array.tolist())
+                outputs = [float(tensor.array.reshape(-1)[0]) for tensor in received.tensors]
+                monitor.answered(request, key, outputs)
             else:
                 monitor.refused(request, key, message.code)
 
     def _cut_off(self, place: int) -> None:
         """Its connection broke: it knows nothing of what it asked there."""
-        self._unready.discard(place)
         for key in [key for key in self.pending if key[0] == place]:
             one = self.pending.pop(key)
             self._given_up.add(key)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 INPUT: Final = "input"
 MODELS_MAX: Final = 8
-"""Outputs are 32 bits wide: a request's number, and its model's."""
+FIRST_REQUEST: Final = 1 << 12
+"""Requests have numbers from here on, and fewer than as many again: so an input says how many models it has gone through."""
 
 
 def input_of(request: int) -> NamedTensor:
@@ -27,14 +28,22 @@ def input_of(request: int) -> NamedTensor:
     return NamedTensor(INPUT, np.array([request], np.float32))
 
 
-def output_of(request: int, model_id: ModelId) -> float:
-    """What that model answers to it."""
-    return float(request * MODELS_MAX + int(model_id.removeprefix("m")))
+def output_of(value: float, model_id: ModelId) -> float:
+    """What that model answers to that input: of which both can be told. 32 bits are wide enough for a few models."""
+    return value * MODELS_MAX + int(model_id.removeprefix("m"))
 
 
-def requests_of(job: Job) -> list[int]:
-    """Which requests are in a batch, in the order of its rows."""
-    return [int(tensor.array.reshape(-1)[0]) for part in job.parts for tensor in part.tensors]
+def values_of(job: Job) -> list[float]:
+    """The inputs of a batch's requests, in the order of its rows."""
+    return [float(tensor.array.reshape(-1)[0]) for part in job.parts for tensor in part.tensors]
+
+
+def request_of(value: float) -> tuple[int, int]:
+    """The request that an input is of, and how many models it has gone through."""
+    number, models = int(value), 0
+    while number >= 2 * FIRST_REQUEST:
+        number, models = number // MODELS_MAX, models + 1
+    return number, models
 
 
 class VirtualDevices(EmulatedExecutor):
@@ -75,9 +84,9 @@ class VirtualDevices(EmulatedExecutor):
 
     def run(self, job: Job, now_ms: float) -> None:
         monitor = self._process.world.monitor
-        requests = requests_of(job)
-        monitor.runs(self._process, job, requests)
-        self._outputs[job.batch_id] = [output_of(request, job.model_id) for request in requests]
+        values = values_of(job)
+        monitor.runs(self._process, job, values)
+        self._outputs[job.batch_id] = [output_of(value, job.model_id) for value in values]
         super().run(job, now_ms)
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:

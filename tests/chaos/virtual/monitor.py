@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from fabric.ids import BatchId, Epoch, ModelId
@@ -12,7 +13,7 @@ from fabric.messages import EpochGranted, Parcel, RunBatch
 from fabric.messages import Host as HostMessage
 from roles.gpu_worker.executors.base import Job
 from roles.node_agent.lease import LeaseRecord
-from tests.chaos.virtual.devices import output_of
+from tests.chaos.virtual.devices import output_of, request_of
 
 if TYPE_CHECKING:
     from tests.chaos.virtual.clients import ClientProcess
@@ -36,7 +37,10 @@ class Asked:
     """A request, on the world's clock."""
 
     number: int
-    model_id: ModelId
+    name: ModelId
+    """Of a model, or of an application."""
+    models: Sequence[ModelId]
+    """That model, or the application's, in the order in which the request goes through them."""
     client: ClientProcess
     frontend: FrontendProcess
     """Who was asked last."""
@@ -46,7 +50,8 @@ class Asked:
     is_easy: bool = False
     """Nothing went wrong since all was well, or does before its deadline: it is answered."""
     is_cancelled: bool = False
-    runs: int = 0
+    runs: Counter[int] = field(default_factory=Counter)
+    """How often each of them ran it."""
     fate: str = ""
     """Empty: none yet."""
 
@@ -89,9 +94,9 @@ class Monitor:
     def answered(self, request: int | None, name: object, output: Sequence[float]) -> None:
         """A client has an answer."""
         one = self._of(request, name)
-        expected = output_of(one.number, one.model_id)
-        if list(output) != [expected]:
-            raise Violated(f"request {request} of {one.model_id} is answered {output}, not {expected}")
+        expected = [reduce(output_of, one.models, float(one.number))] * self._world.copies(one.name)
+        if list(output) != expected:
+            raise Violated(f"request {request} of {one.name} is answered {output}, not {expected}")
         self._settle(one, ANSWER)
 
     def refused(self, request: int | None, name: object, code: str) -> None:
@@ -99,10 +104,10 @@ class Monitor:
         one = self._of(request, name)
         is_possible = {
             "Cancelled": one.is_cancelled,
-            "ModelNotFound": self._world.changes.is_doubtful(one.model_id),
+            "ModelNotFound": self._world.is_doubtful(one.name),
         }.get(code, code in REFUSALS)
         if not is_possible:
-            raise Violated(f"request {request} of {one.model_id} is refused as {code}")
+            raise Violated(f"request {request} of {one.name} is refused as {code}")
         self._settle(one, code)
 
     def cut_off(self, request: int, place: int) -> None:
@@ -129,7 +134,7 @@ class Monitor:
         if one.fate:
             raise Violated(f"request {one.number} was {one.fate}, and is {fate}")
         if one.is_easy and fate != ANSWER and not one.is_cancelled:
-            self.not_served.append(f"request {one.number} of {one.model_id} is {fate}")
+            self.not_served.append(f"request {one.number} of {one.name} is {fate}")
         one.fate = fate
         self.fates[fate] += 1
 
@@ -191,8 +196,8 @@ class Monitor:
             elif isinstance(message, RunBatch):
                 self._commands[message.batch_id] = epoch, self._obeyed[end.owner]
 
-    def runs(self, worker: WorkerProcess, job: Job, requests: Sequence[int]) -> None:
-        """A device starts a batch of those requests."""
+    def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float]) -> None:
+        """A device starts a batch with those inputs."""
         epoch, obeyed = self._commands[job.batch_id]
         if epoch != obeyed:
             raise Violated(f"{worker.place} obeys epoch {epoch}, and was told {obeyed}")
@@ -203,17 +208,18 @@ class Monitor:
             raise Violated(f"{job.slice_id} runs {size} of {job.model_id}, which fits {largest}")
         if worker.devices.runs_on(job.slice_id):
             raise Violated(f"{job.slice_id} runs two batches")
-        if len(requests) != size:
-            raise Violated(f"{job.slice_id} runs {size} requests with the inputs of {requests}")
-        for request in requests:
-            self._run(self._asked[request], job)
+        if len(values) != size:
+            raise Violated(f"{job.slice_id} runs {size} requests with the inputs {values}")
+        for request, place in map(request_of, values):
+            self._run(self._asked[request], place, job)
 
-    def _run(self, one: Asked, job: Job) -> None:
-        if one.model_id != job.model_id:
-            raise Violated(f"request {one.number} of {one.model_id} runs as {job.model_id}")
-        one.runs += 1
-        if one.runs > 1 and one.model_id in self._world.run_once:
-            raise Violated(f"request {one.number} of {one.model_id} runs twice")
+    def _run(self, one: Asked, place: int, job: Job) -> None:
+        if one.models[place] != job.model_id:
+            raise Violated(f"request {one.number} of {one.name} runs as {job.model_id} after {place}")
+        one.runs[place] += 1
+        most = self._world.copies(one.name) if place else 1
+        if one.runs[place] > most and job.model_id in self._world.run_once:
+            raise Violated(f"request {one.number} of {one.name} runs {one.runs[place]} times")
 
     def loaded(self, worker: WorkerProcess) -> None:
         """Everything that is on a GPU now fits into it."""

@@ -158,6 +158,7 @@ class FrontendProcess(Process):
             incarnation=self.incarnation,
             clock=self,
             transport=self.transport,
+            applications=world.written.config.served_applications(),
         )
         self.stops: Posted[StopAsked] = Posted(self)
         self.shell = FrontendShell(options, self.stops)

@@ -69,6 +69,8 @@ class Shape:
     """Whether clients send what a frontend that they lost had not answered to another one."""
     run_once: bool = False
     """Whether the last model must not run a request twice."""
+    application: bool = False
+    """Whether clients ask an application, too: the first model, and for its answer the last one, twice."""
     cancels: float = 0.0
     """Which part of the requests is cancelled before its deadline."""
     rate_rps: float = 40.0
@@ -120,6 +122,7 @@ def draw(seed: int) -> Script:
         resends=rng.random() < 0.5,
         run_once=rng.random() < 0.3,
         cancels=rng.choice((0.0, 0.0, 0.2)),
+        application=rng.random() < 0.3,
         rate_rps=rng.choice((10.0, 25.0, 50.0)),
         slo_ms=rng.choice((40.0, 100.0, 300.0)),
     )

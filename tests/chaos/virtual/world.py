@@ -10,7 +10,7 @@ import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,7 @@ from roles.scheduler.planning.start_config import Written
 from roles.simulator.simulation import hardware_of
 from tests.chaos.virtual.changes import Changes
 from tests.chaos.virtual.clients import ClientProcess
+from tests.chaos.virtual.devices import FIRST_REQUEST
 from tests.chaos.virtual.faults import Faults
 from tests.chaos.virtual.monitor import ANSWER, GRACE_MS, Asked, Monitor, Violated
 from tests.chaos.virtual.network import Network
@@ -46,6 +47,8 @@ ALPHA_MS, BETA_MS, BATCH_MAX = 1.0, 6.0, 8
 MEMORY_MB, ADDED_MEMORY_MB = 900, 30
 ROUNDS, ROUND_MS = 12, 400.0
 """Of requests when all is well again, until all of one round are answered."""
+APPLICATION: Final = ModelId("both")
+COPIES: Final = 2
 ENOUGH_MS: Final = 80.0
 """With as much time a request is answered where nothing goes wrong: two full batches, and all ways."""
 EASY_BATCHINGS: Final = frozenset({"tenuto", "eager"})
@@ -87,7 +90,7 @@ class World:
         """What is asked and due before that moment meets nothing that goes wrong."""
         self._cancels = random.Random(f"{script.seed}/cancels")
         self._incarnations = count(1)
-        self._requests = count(1)
+        self._requests = count(FIRST_REQUEST)
         self._batch_ids = random.Random(f"{script.seed}/batches")
         self.written = _written(json.dumps(_document(shape)))
         self.hosts = [Host(node) for node in hardware_of(self.written.config, 1).nodes]
@@ -102,6 +105,24 @@ class World:
     def run_once(self) -> frozenset[ModelId]:
         """Models that must not run a request twice."""
         return frozenset([ModelId(f"m{self.shape.models - 1}")] if self.shape.run_once else [])
+
+    @property
+    def names(self) -> Sequence[ModelId]:
+        """What clients ask."""
+        models = [ModelId(f"m{number}") for number in range(self.shape.models)]
+        return [*models, APPLICATION] if self.shape.application else models
+
+    def models_of(self, name: ModelId) -> Sequence[ModelId]:
+        """Those that a request goes through, one after the other."""
+        return [ModelId("m0"), ModelId(f"m{self.shape.models - 1}")] if name == APPLICATION else [name]
+
+    def copies(self, name: ModelId) -> int:
+        """How many answers of its last model are in its answer."""
+        return COPIES if name == APPLICATION else 1
+
+    def is_doubtful(self, name: ModelId) -> bool:
+        """Whether that may be known, and may not."""
+        return any(self.changes.is_doubtful(one) for one in self.models_of(name))
 
     def start_scheduler(self, number: int) -> None:
         """Another process at that place; so the next three."""
@@ -186,7 +207,7 @@ class World:
         draws = random.Random(name)
         began_ms = at_ms = self.now_ms
         while (at_ms := at_ms + draws.expovariate(self.shape.rate_rps) * 1e3) < began_ms + for_ms:
-            model_id = ModelId(f"m{draws.randrange(self.shape.models)}")
+            model_id = draws.choice(self.names)
             client, frontend = draws.randrange(self.shape.clients), draws.randrange(self.shape.frontends)
             budget_ms = self.shape.slo_ms * draws.choice((1.0, 1.0, 0.5, 2.0))
             burst = draws.choice((1, 1, 1, 5))
@@ -201,14 +222,16 @@ class World:
         if frontend is None or not client.ask(request, number, model_id, budget_ms):
             self.monitor.not_asked()
             return None
+        models = self.models_of(model_id)
         is_easy = (
             self.now_ms + budget_ms + GRACE_MS < self._easy_until_ms
-            and budget_ms >= ENOUGH_MS
+            and budget_ms >= ENOUGH_MS * len(models)
             and self.shape.batching in EASY_BATCHINGS
-            and not self.changes.is_doubtful(model_id)
+            and not self.is_doubtful(model_id)
         )
+        asked_at_ms, slept_ms = self.now_ms, frontend.slept_ms
         self.monitor.asked(
-            Asked(request, model_id, client, frontend, self.now_ms, budget_ms, frontend.slept_ms, is_easy)
+            Asked(request, model_id, models, client, frontend, asked_at_ms, budget_ms, slept_ms, is_easy)
         )
         if self._cancels.random() < self.shape.cancels:
             cancel_at_ms = self.now_ms + self._cancels.random() * budget_ms
@@ -262,11 +285,13 @@ class World:
 
     def _probe(self) -> None:
         """Each client gets an answer of each model by each frontend."""
-        served = self.changes.served
+        served = {one: is_served for one, is_served in self.changes.served.items() if is_served is not None}
+        if self.shape.application and all(served.get(one) for one in self.models_of(APPLICATION)):
+            served[APPLICATION] = True
         asked = []
         for client in range(self.shape.clients):
             for frontend in range(self.shape.frontends):
-                for model_id in [one for one, is_served in served.items() if is_served is not None]:
+                for model_id in served:
                     request = self._ask(client, frontend, model_id, 2_000.0)
                     if request is None:
                         raise Violated(f"client {client} is not connected to frontend {frontend}")
@@ -314,8 +339,19 @@ def _model(shape: Shape, number: int) -> dict[str, Any]:
 
 
 def _document(shape: Shape) -> dict[str, Any]:
+    stages = {
+        "first": {"model": "m0"},
+        "last": {"model": f"m{shape.models - 1}", "after": "first", "fan_out": COPIES},
+    }
+    application = {
+        "name": APPLICATION,
+        "slo_ms": 2 * shape.slo_ms,
+        "rate_rps": shape.rate_rps,
+        "stages": stages,
+    }
     return {
         "models": [_model(shape, number) for number in range(shape.models)],
+        **({"applications": [application]} if shape.application else {}),
         "cluster": {
             "nodes": [
                 {
