@@ -61,8 +61,9 @@ class Monitor:
 
     def __init__(self, world: World) -> None:
         self.fates: Counter[str] = Counter()
+        self.easy = 0
         self.not_served: list[str] = []
-        """What became of easy requests that were not answered."""
+        """How many easy requests ended, and what became of those that were not answered, since `serves` was asked last."""
         self._world = world
         self._asked: dict[int, Asked] = {}
         self._elected: dict[Epoch, SchedulerProcess] = {}
@@ -110,6 +111,13 @@ class Monitor:
             raise Violated(f"request {request} of {one.name} is refused as {code}")
         self._settle(one, code)
 
+    def serves(self, share: float) -> bool:
+        """Whether at least that share of the easy requests was answered since the last call."""
+        is_enough = len(self.not_served) <= (1.0 - share) * self.easy
+        self.easy = 0
+        self.not_served = []
+        return is_enough
+
     def cut_off(self, request: int, place: int) -> None:
         """Its connection to that frontend broke."""
         one = self._asked[request]
@@ -133,6 +141,8 @@ class Monitor:
     def _settle(self, one: Asked, fate: str) -> None:
         if one.fate:
             raise Violated(f"request {one.number} was {one.fate}, and is {fate}")
+        if one.is_easy and not one.is_cancelled:
+            self.easy += 1
         if one.is_easy and fate != ANSWER and not one.is_cancelled:
             self.not_served.append(f"request {one.number} of {one.name} is {fate}")
         one.fate = fate
