@@ -98,7 +98,14 @@ def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--output", "path", type=OutputPath(), default=Path("tenuto-trace.json"), show_default=True)
+@click.option(
+    "--output",
+    "path",
+    type=OutputPath(),
+    default=Path("tenuto-trace.json"),
+    show_default=True,
+    help="The trace, for https://ui.perfetto.dev.",
+)
 @click.option(
     "--last",
     "last_s",
