@@ -15,6 +15,7 @@ from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
+from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
 from roles.cli.restart import tell_processes
@@ -142,6 +143,7 @@ def _run(
     def on_started(started: Started) -> None:
         problems.extend(problems_of(started.slices))
         warnings = [f"{one.model_id}: {one.reason}" for one in started.warnings]
+        warnings += map(unplaced_line, started.unplaced)
         up_file = UpFile(os.getpid(), True, started.endpoints, problems, warnings)
         # A full disk, or nobody who reads any more: what serves goes on serving.
         try:

@@ -10,6 +10,7 @@ import click
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.keys import Keyring
+from fabric.messages import StatusListed
 from policies.slo import BAD_RATE_ALLOWED
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
@@ -110,7 +111,19 @@ def situation_of(report: Remembered) -> Situation:
         {one.model_id: one.replicas for one in scheduler.models},
         {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},
         {} if plan is None else {one.model_id: one.planned_rps for one in plan.models if one.planned_rps},
+        _unhosted(scheduler),
     )
+
+
+def _unhosted(scheduler: StatusListed) -> dict[ModelId, str]:
+    """Why models have no ready slice: what the plan says, else what the slices say that should host them."""
+    reasons: dict[ModelId, str] = {}
+    for one in scheduler.slices:
+        state = f"{one.slice_id} is {one.state}" + (f": {one.reason}" if one.reason else "")
+        reasons |= dict.fromkeys(one.models, state) | {left.model_id: left.reason for left in one.left_out}
+    if scheduler.plan is not None:
+        reasons |= {one.model_id: one.reason for one in scheduler.plan.unplaced}
+    return reasons
 
 
 def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> list[str]:
@@ -124,6 +137,9 @@ def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> li
             return [f"{model} keeps its SLO of {slo}: {count}."]
         return [f"{model} misses its SLO of {slo}: {count}. Nothing that is measured explains it."]
     lines = [f"{model} misses its SLO of {slo}: {count}."]
+    if evidence.replicas == 0:
+        nobody = f"{model} is not served, and no request for it came in the last minute."
+        lines = [f"{model} is not served: {count}." if evidence.offered else nobody]
     for number, finding in enumerate(findings, 1):
         lines += [f"{number}. {finding.cause.replace('_', ' ')}: {finding.sentence}.", f"   {finding.advice}"]
     enough = [remedy for remedy in found if remedy.is_enough]

@@ -84,6 +84,8 @@ class Evidence:
     dispersion: float
     configured_way_ms: float = 0.0
     played: Played = field(default_factory=Played)
+    unhosted: str = ""
+    """Why no slice hosts it, where none does."""
 
     @property
     def bad_rate(self) -> float:
@@ -106,8 +108,16 @@ class Finding:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """What makes the model miss its SLO, the surest first; empty where it does not, or nothing known explains it."""
     if evidence.replicas == 0:
-        text = f"no ready slice hosts {evidence.model_id}"
-        return [Finding(Cause.UNHOSTED, 1.0, text, "see tenuto status for why")]
+        reason = f": {evidence.unhosted}" if evidence.unhosted else ""
+        text = f"no ready slice hosts {evidence.model_id}{reason}"
+        return [
+            Finding(
+                Cause.UNHOSTED,
+                1.0,
+                text,
+                "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits",
+            )
+        ]
     if evidence.bad_rate < BAD_RATE_ALLOWED:
         return []
     found = [*_slow_slices(evidence), *_interference(evidence), *_network(evidence), *_host(evidence)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -34,6 +34,8 @@ class Situation:
     replicas: Mapping[ModelId, int]
     late_timers_ms: Mapping[str, float]
     planned_rps: Mapping[ModelId, float]
+    unhosted: Mapping[ModelId, str] = field(default_factory=dict)
+    """Of models without a ready slice: why."""
 
     @property
     def bad_rates(self) -> Mapping[ModelId, float]:
@@ -70,6 +72,7 @@ class Situation:
             dispersion_of(counts),
             network.control_ms + network.result_ms + network.data_ms_per_item,
             suspects_played(minute, model_id, dict(self.planned_rps)),
+            self.unhosted.get(model_id, ""),
         )
 
     def like_live(self) -> Minute:

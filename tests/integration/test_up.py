@@ -362,6 +362,24 @@ def test_up_and_status_warn_of_smaller_batches_and_of_an_slo_that_hardly_holds(h
     home.assert_nothing_left()
 
 
+def test_what_finds_no_place_is_said_with_the_reason_by_up_status_and_why(home: Home) -> None:
+    tight = " - {name: tight, slo_ms: 10, rate_rps: 1, profile: {alpha_ms: 1, beta_ms: 50}}\n"
+    home.file.write_text(f"models:\n{tight}cluster: {{gpus: 1}}\n")
+    process = home.start("up", "--detach", str(home.file))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    words = "its SLO of 10 ms is below the 51 ms of a single request"
+    assert f"tenuto: unplaced: tight (1.00 r/s): {words}" in err
+    for command in (("status",), ("models", "list")):
+        assert f"unplaced: tight (1.00 r/s): {words}" in " ".join(home.run(*command)[1].split())
+    code, out, err = home.run("why", "tight")
+    assert code == 0, err
+    assert out.startswith("tight is not served, and no request for it came in the last minute.\n")
+    assert f"no ready slice hosts tight: {words}" in " ".join(out.split())
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
 @pytest.mark.parametrize("flags", [(), ("--detach",)])
 def test_where_no_model_can_be_loaded_up_fails_with_the_reason(home: Home, flags: tuple[str, ...]) -> None:
     home.file.write_text(on_a_cpu(f"{MODELS}:RaisesInLoad"))

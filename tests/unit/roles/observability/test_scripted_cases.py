@@ -166,8 +166,12 @@ def test_a_slow_link() -> None:
 
 def test_a_model_that_nothing_hosts() -> None:
     situation = observed(document(), 1.0)
-    bare = Situation(**{name: getattr(situation, name) for name in situation.__slots__} | {"replicas": {}})
+    known = {name: getattr(situation, name) for name in situation.__slots__}
+    bare = Situation(**known | {"replicas": {}, "unhosted": {OURS: "it has no loader for a cpu device"}})
     assert causes(bare) == [Cause.UNHOSTED]
+    assert first(bare).sentence == "no ready slice hosts resnet50: it has no loader for a cpu device"
+    (verdict, *_) = told(bare.evidence(OURS), diagnose(bare.evidence(OURS)), [])
+    assert verdict.startswith("resnet50 is not served: ")
 
 
 def test_a_late_or_refused_request_is_explained_by_what_ran_instead() -> None:
