@@ -284,7 +284,16 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
         assert counters["timer_late_p99_ms"] <= 1.125 * counters["timer_late_ms_max"] + 0.001
         assert counters["turn_ms_max"] > 0
     assert home.run("up", "--detach")[0] == 1
+    code, out, _ = home.run("logs", "--since", "10m", "--role", "worker-local-1")
+    assert code == 0
+    assert out
+    assert all(" role=worker-local-1 " in line for line in out.splitlines())
+    assert len(home.run("logs")[1].splitlines()) > len(out.splitlines())
+    following = home.start("logs", "--follow")
     assert home.run("down")[0] == 0
+    assert "tenuto is up" in following.communicate(timeout=60)[0]
+    assert following.returncode == 0
+    assert home.run("logs")[0] == 5
     home.assert_nothing_left()
 
 

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "deploy k8s": "prints what it would write, unless --output says where to",
     "deploy logs": "prints lines until it is interrupted",
     "deploy run": "does what its caller's command does",
+    "logs": "prints lines until it is interrupted",
     "page": "serves until it is interrupted",
     "spans": "sends until it is interrupted",
     **dict.fromkeys(("frontend", "gateway", "node-agent", "scheduler", "worker"), "a role in the foreground"),
