@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,37 +46,41 @@ def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_js
     die_with_parent()
     home = chosen_run_dir(run_dir_option)
     try:
-        report = _last_minute(home.path, keyring_of(key_file), ModelId(model))
+        report = last_minute(home.path, keyring_of(key_file), ModelId(model))
     finally:
         home.remove()
     remark(f"{role_id} does not answer: what it remembers is left out" for role_id in report.silent)
     with progress("simulations of the last minute") as on_step:
         evidence, findings, found = _examined(report, ModelId(model), on_step)
     if as_json:
-        echo_json(
-            {
-                "model": model,
-                "slo_ms": evidence.slo_ms,
-                "offered": evidence.offered,
-                "bad": evidence.bad,
-                "bad_rate": evidence.bad_rate,
-                "findings": as_plain(findings),
-                "remedies": as_plain(found),
-                "played": as_plain(evidence.played),
-            }
-        )
+        echo_json(why_document(evidence, findings, found))
         return
     for line in told(evidence, findings, found):
         click.echo(line)
 
 
+def why_document(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> dict[str, Any]:
+    """As `--json` prints it, and the page reads it."""
+    return {
+        "model": evidence.model_id,
+        "slo_ms": evidence.slo_ms,
+        "offered": evidence.offered,
+        "bad": evidence.bad,
+        "bad_rate": evidence.bad_rate,
+        "findings": as_plain(findings),
+        "remedies": as_plain(found),
+        "played": as_plain(evidence.played),
+    }
+
+
 def reasons_of(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> list[str]:
     """What `tenuto why MODEL` prints. Raises FabricError for a model that is not served."""
-    report = _last_minute(run_dir, keyring, model_id)
+    report = last_minute(run_dir, keyring, model_id)
     return told(*_examined(report, model_id, lambda _: None))
 
 
-def _last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
+def last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
+    """What is remembered of a model, and of what stands beside it. Raises FabricError for one that is not served."""
     report = remembered(run_dir, (model_id,), last_ms=MINUTE_MS, keyring=keyring)
     known = [one.model_id for one in report.report.scheduler.models]
     if model_id not in known:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fabric.errors import DeadlineExceeded
 from fabric.ids import ModelId, SliceId
 from fabric.messages import BatchEntry
+from roles.observability.diagnosis import Finding
 from roles.observability.remembered import BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
 
@@ -42,8 +43,16 @@ class Explanation:
     """Changes that would have brought it in time, each by itself."""
 
 
-def explain(request: RequestSeen, batches: Sequence[BatchSeen], hosting: Collection[SliceId]) -> Explanation:
-    """`batches`: of all models, as the scheduler remembers them. `hosting`: slices that host the request's model."""
+def explain(
+    request: RequestSeen,
+    batches: Sequence[BatchSeen],
+    hosting: Collection[SliceId],
+    lately: Sequence[Finding] = (),
+) -> Explanation:
+    """`batches`: of all models, as the scheduler remembers them. `hosting`: slices that host the request's model.
+
+    `lately`: what is out of the ordinary in its model's last minute (`diagnosis.measured`).
+    """
     own = batch_of(request, batches)
     behind = _behind(request, own, batches, hosting)
     run_ms = _run_alone_ms(request, own, batches)
@@ -56,6 +65,7 @@ def explain(request: RequestSeen, batches: Sequence[BatchSeen], hosting: Collect
         *_kept_back(request, own, alone_ms),
         *_alone(request, alone_ms),
         *_counterfactuals(request, met, run_ms),
+        *_lately(request, lately),
     ]
     return Explanation(
         tuple(sentences),
@@ -242,6 +252,12 @@ def _would_have_met(
     for saved_ms, change in changes:
         if saved_ms > _WORTH_MS and total_ms - saved_ms <= budget_ms:
             yield f"{change}: {shown_ms(total_ms - saved_ms)}"
+
+
+def _lately(request: RequestSeen, lately: Sequence[Finding]) -> Iterator[str]:
+    if request.is_bad:
+        for finding in lately[:_NAMED_MAX]:
+            yield f"In the last minute: {finding.sentence}."
 
 
 def _counterfactuals(request: RequestSeen, met: Sequence[str], run_ms: float | None) -> Iterator[str]:
