@@ -131,7 +131,10 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 def measured(evidence: Evidence) -> list[Finding]:
     """What is out of the ordinary in the model's minute, the most of it first, without playing it again: for one request's story."""
     found = [*_slow_slices(evidence), *_interference(evidence), *_network(evidence), *_host(evidence)]
-    return sorted(found, key=lambda finding: -finding.weight) + list(_out_of_plan(evidence))
+    is_starved = any(finding.cause is Cause.HOST for finding in found)
+    # Requests that a starved host reads late seem to come in bursts.
+    later = [one for one in _out_of_plan(evidence) if not (is_starved and one.cause is Cause.BURSTS)]
+    return sorted(found, key=lambda finding: -finding.weight) + later
 
 
 def _is_plan_enough(evidence: Evidence) -> bool:
