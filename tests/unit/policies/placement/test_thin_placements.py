@@ -46,7 +46,7 @@ def test_symphony_hosts_every_model_on_every_gpu() -> None:
 
 def test_symphony_says_where_each_model_is_and_why_not_elsewhere() -> None:
     slots = [gpu(0), gpu(1), gpu(2, gpu_type="k80")]
-    every = profiles("a", "b") | profiles("a", gpu_type="k80")
+    every = {**profiles("a", "b"), **profiles("a", gpu_type="k80")}
     both, some = placement_policy("symphony").place([model("a"), model("b")], slots, every).decisions
     assert (both.subject, both.metrics, both.rejected) == ("a", {"gpus": 3.0}, ())
     assert "on all 3 GPUs" in both.chosen
