@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.peers.catalog import CASES, PEERS
+from benchmarks.peers.closed_loop import Closed, closed_loops
 from benchmarks.peers.install import install, is_installed
-from benchmarks.peers.measure import Effort, our_contenders, peer_contender
+from benchmarks.peers.measure import Effort, Measured, our_contenders, peer_contender
 from benchmarks.peers.run import as_json, compare, read_tuned
 
 DIRECTORY = Path.home() / ".cache" / "tenuto-peers"
@@ -28,6 +29,9 @@ def main() -> None:
     parser.add_argument("--precision", type=float, default=0.02, help="of a rate, as a part of it")
     parser.add_argument("--repeat", type=int, default=3, help="seeds; the first one chooses the setting")
     parser.add_argument("--tuned", type=Path, help="an earlier --json: take its settings, do not search them")
+    parser.add_argument(
+        "--closed", type=int, metavar="N", help="instead: requests/s with so many under way all the time"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("command", nargs="?", choices=["install", "measure"], default="measure")
     options = parser.parse_args()
@@ -47,12 +51,22 @@ def main() -> None:
                 f"{peer.name}: skipped, not installed (python -m benchmarks.peers install --peers {peer.name})"
             )
     cases = CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
-    measured = []
+    measured: list[Measured] = []
+    closed: list[Closed] = []
+    if options.closed is not None:
+        for found in closed_loops(contenders, cases, effort, options.closed):
+            closed.append(found)
+            _write(options.json, as_json(measured, closed, effort))
+        return
     tuned = read_tuned(options.tuned) if options.tuned else {}
     for one in compare(contenders, cases, effort, tuned):
         measured.append(one)
-        if options.json:
-            options.json.write_text(as_json(measured, effort) + "\n", encoding="utf-8")
+        _write(options.json, as_json(measured, closed, effort))
+
+
+def _write(file: Path | None, text: str) -> None:
+    if file is not None:
+        file.write_text(text + "\n", encoding="utf-8")
 
 
 def _cases() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.peers.bound import foreseen_rps
 from benchmarks.peers.catalog import Case
+from benchmarks.peers.closed_loop import Closed
 from benchmarks.peers.measure import Contender, Effort, Measured, Measurement
 from benchmarks.peers.sender import Sender
 
@@ -77,7 +78,7 @@ def is_ours(measured: Measured) -> bool:
     return measured.contender.startswith("ours")
 
 
-def as_json(measured: Sequence[Measured], effort: Effort) -> str:
+def as_json(measured: Sequence[Measured], closed: Sequence[Closed], effort: Effort) -> str:
     """Everything, for the record, and for `read_tuned`."""
     return json.dumps(
         {
@@ -87,6 +88,7 @@ def as_json(measured: Sequence[Measured], effort: Effort) -> str:
                 {**asdict(one), "case_name": one.case.name, "goodput_rps": one.goodput_rps}
                 for one in measured
             ],
+            "closed": [asdict(one) for one in closed],
         },
         indent=1,
     )

@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 
 from fabric.client import Client
-from fabric.clock import Clock, MonotonicClock
+from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId
 from fabric.link import Tensor
@@ -174,12 +174,11 @@ def _serve(pipe: Connection) -> None:
 
 
 async def _send(load: Load) -> Verdict:
-    target = load.target
-    client = Client(target.addresses) if isinstance(target, SdkTarget) else HttpClient(target)
+    client = client_of(load.target)
     inputs: dict[str, Tensor] = {"input": np.full(load.payload_floats, 0.5, np.float32)}
     async with client:
         clock = MonotonicClock()
-        await _calm(client, load, inputs, clock)
+        await calm(client, load, inputs)
         requests = [
             (load.models[place], at_ms)
             for place, at_ms in zip(
@@ -203,8 +202,14 @@ async def _send(load: Load) -> Verdict:
     return judged(load, recorder.record(), is_cut=hope.is_gone)
 
 
-async def _calm(client: Submits, load: Load, inputs: Mapping[str, Tensor], clock: Clock) -> None:
+def client_of(target: Target) -> Client | HttpClient:
+    """Who asks it; use as a context manager."""
+    return Client(target.addresses) if isinstance(target, SdkTarget) else HttpClient(target)
+
+
+async def calm(client: Submits, load: Load, inputs: Mapping[str, Tensor]) -> None:
     """Wait until lone requests are answered in time: a queue that an earlier load left is nobody's fault."""
+    clock = MonotonicClock()
     for model in load.models:
         calm, until_ms, first_answer_at_ms = 0, clock.now_ms() + START_LIMIT_MS, math.inf
         while calm < CALM_ANSWERS:

@@ -10,15 +10,18 @@ from pathlib import Path
 import click
 
 from deploy.local.detached import start_detached, stop_running
-from deploy.local.events import SupervisorOutcome
+from deploy.local.events import RolePlan, SupervisorOutcome
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
+from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
 from roles.cli.restart import tell_processes
-from roles.config.read_config import load_config
+from roles.config.cluster import ClusterConfig
+from roles.config.documents import read_value
+from roles.config.read_config import load_config, parse_config
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
     StopSignal,
@@ -28,7 +31,15 @@ from roles.runtime.process import (
     set_up_logging,
     speak_to_nobody,
 )
-from roles.runtime.run_directory import CONFIG_FILE, LOG_FILE, UpFile, claim, write_up_file
+from roles.runtime.run_directory import (
+    CONFIG_FILE,
+    LOG_FILE,
+    UpFile,
+    claim,
+    is_claimed,
+    runs_already,
+    write_up_file,
+)
 from roles.runtime.running_cluster import processes_in
 
 DEFAULT_CONFIG = """\
@@ -45,6 +56,7 @@ cluster: {gpus: 1}
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @run_dir_flag
 @json_option
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only say which processes would be started.")
 @click.option("--detach", is_flag=True, help="Run in the background; return when everything is ready.")
 @click.option(
     "--together/--apart",
@@ -57,6 +69,7 @@ def up(
     file: Path | None,
     run_dir_option: Path | None,
     as_json: bool,  # noqa: FBT001  click's flags
+    is_dry: bool,  # noqa: FBT001  click's flags
     detach: bool,  # noqa: FBT001  click's flags
     together: bool | None,  # noqa: FBT001  click's flags
     remove_run_dir: bool,  # noqa: FBT001  click's flags
@@ -70,6 +83,12 @@ def up(
     if file is not None:
         load_config(file)
     home = chosen_run_dir(run_dir_option)
+    if is_dry:
+        try:
+            _tell_start(file, home.path, together=together, as_json=as_json)
+        finally:
+            home.remove()
+        return
     if detach:
         arguments = [
             *([str(file)] if file else []),
@@ -124,6 +143,7 @@ def _run(
     def on_started(started: Started) -> None:
         problems.extend(problems_of(started.slices))
         warnings = [f"{one.model_id}: {one.reason}" for one in started.warnings]
+        warnings += map(unplaced_line, started.unplaced)
         up_file = UpFile(os.getpid(), True, started.endpoints, problems, warnings)
         # A full disk, or nobody who reads any more: what serves goes on serving.
         try:
@@ -136,10 +156,28 @@ def _run(
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
 
-    config = load_config(file)
+    return supervise(_plans(load_config(file), file, path, together), path, stop, on_started), problems
+
+
+def _plans(config: ClusterConfig, file: Path, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
     is_together = is_better_together(config) if together is None else together
-    plans = role_plans(config, file, path, is_together=is_together)
-    return supervise(plans, path, stop, on_started), problems
+    return role_plans(config, file, path, is_together=is_together)
+
+
+def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json: bool) -> None:
+    """What would be started. Raises FabricError where something runs already."""
+    if path.is_dir() and is_claimed(path):
+        raise runs_already(path)
+    if file is None:
+        config = parse_config(read_value(DEFAULT_CONFIG, "the default"), path)
+    else:
+        config = load_config(file)
+    plans = _plans(config, file or path / CONFIG_FILE, path, together)
+    roles = [plan.role_id for plan in sorted(plans, key=lambda plan: plan.start_rank)]
+    if as_json:
+        echo_json({"dry_run": True, "roles": roles})
+    else:
+        click.echo(f"nothing was done; this would start {', '.join(roles)}", err=True)
 
 
 def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, as_json: bool) -> None:

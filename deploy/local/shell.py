@@ -25,7 +25,7 @@ from deploy.local.events import (
 from deploy.local.operator_link import RoleHealth, operator_link, operator_source
 from fabric.clock import MonotonicClock
 from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
-from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed
+from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed, UnplacedInfo
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
@@ -52,6 +52,7 @@ class Started:
     endpoints: Mapping[str, Sequence[str]]
     slices: Sequence[SliceReport]
     warnings: Sequence[ModelWarning]
+    unplaced: Sequence[UnplacedInfo]
 
 
 def supervise(
@@ -265,7 +266,9 @@ class _Supervisor:
                 for readiness in self._readiness:
                     readiness.rest()
                 told = self._heard.whole
-                self._on_started(Started(endpoints_in(self._run_dir), told.slices, told.warnings))
+                unplaced = () if told.plan is None else told.plan.unplaced
+                started = Started(endpoints_in(self._run_dir), told.slices, told.warnings, unplaced)
+                self._on_started(started)
             case Reply(peer, message):
                 self._operators.send(peer, message)
             case Warn(text):

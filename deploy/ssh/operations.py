@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from rich.table import Table
 
+from deploy.moments import Ago, shown_moment
 from deploy.ssh.facts import HostFacts, Unreachable
 from deploy.ssh.inventory import Inventory
 from deploy.ssh.rollout import HOSTS_AT_ONCE
@@ -32,20 +31,6 @@ HOLD_S: Final = 0.5
 """Lines of several hosts are put in order over so long."""
 LINES_MAX: Final = 100_000
 COMMAND_LIMIT_S: Final = 3_600.0
-_UNITS_MS = {"s": 1e3, "m": 60e3, "h": 3_600e3, "d": 86_400e3}
-
-
-class Ago(click.ParamType[float]):
-    """A while ago: `90s`, `10m`, `2h`, `1d`."""
-
-    name = "ago"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """In ms."""
-        found = re.fullmatch(r"([0-9]{1,6})([smhd])", str(value))
-        if found is None:
-            self.fail(f"{str(value)[:40]!r} is no such time; it must be like 90s, 10m, 2h or 1d", param, ctx)
-        return int(found[1]) * _UNITS_MS[found[2]]
 
 
 @click.command()
@@ -97,7 +82,7 @@ def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  
     def read(host: str) -> None:
         def on_lines(told: Mapping[str, Any]) -> None:
             for at_ms, line in told["lines"]:
-                came.put((at_ms, f"{_moment(at_ms)} {host:{width}} {told['role']:12} {line}"))
+                came.put((at_ms, f"{shown_moment(at_ms)} {host:{width}} {told['role']:12} {line}"))
 
         try:
             deployment.connections[host].ask(request, limit_s=None if follow else 60.0, on_progress=on_lines)
@@ -204,11 +189,6 @@ def _print(rows: Iterable[Mapping[str, Any]], cluster: Mapping[str, Any] | None,
         state = f"{one['state']}: {one['reason']}" if one["reason"] else one["state"]
         slices.add_row(one["slice_id"], state, ", ".join(one["models"]), str(one["requests"]))
     console.print(slices)
-
-
-def _moment(at_ms: float) -> str:
-    """By this machine's clock."""
-    return datetime.fromtimestamp(at_ms / 1e3).astimezone().isoformat(" ", "milliseconds")[:23]
 
 
 def _print_lines(

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fabric.ids import ModelId
-from fabric.messages import GpuReport, SliceReport, StatusListed
+from fabric.messages import GpuReport, SliceReport, StatusListed, UnplacedInfo
 from policies.slo import BAD_RATE_ALLOWED
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport
@@ -34,6 +34,12 @@ def plain_table(title: str, *columns: str, names: int = 1) -> Table:
         else:
             table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+def unplaced_line(one: UnplacedInfo) -> str:
+    """What found no place, and why."""
+    rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
+    return f"unplaced: {one.model_id}{rate}: {one.reason}"
 
 
 def process_table(report: ClusterReport) -> Table:

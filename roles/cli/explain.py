@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -24,7 +25,9 @@ from roles.cli.options import (
     writing,
 )
 from roles.cli.records import Remembered, newest_bad, remembered
+from roles.cli.why import last_minute, situation_of
 from roles.observability.batch_timeline import write_timeline
+from roles.observability.diagnosis import Finding, measured
 from roles.observability.explain import Explanation
 from roles.observability.explain import explain as explained
 from roles.observability.remembered import RequestSeen
@@ -56,21 +59,28 @@ def explain(
     if bool(request_id) == (late_model is not None):
         raise click.UsageError("give either ID or --last-late MODEL")
     models = () if late_model is None else (ModelId(late_model),)
-    found = _remembered(run_dir_option, key_file, models, request_id=request_id)
+    home = chosen_run_dir(run_dir_option)
+    try:
+        found = _remembered(home.path, key_file, models, request_id=request_id)
+        _show(home.path, _asked(found, request_id, late_model), found, as_json=as_json)
+    finally:
+        home.remove()
+
+
+def _asked(found: Remembered, request_id: str, late_model: str | None) -> RequestSeen:
     if late_model is not None:
         _require_model(found.report.scheduler, late_model)
         request = next(newest_bad(found.requests, ModelId(late_model)), None)
         if request is None:
             raise FabricError(f"no request of {late_model} is remembered that was late or refused")
-    else:
-        request = _first(found, request_id)
-    _show(request, found, as_json=as_json)
+        return request
+    return _first(found, request_id)
 
 
 def explanation_of(run_dir: Path, keyring: Keyring | None, request_id: str) -> list[str]:
     """What `tenuto explain ID` prints. Raises FabricError where no frontend remembers it."""
     found = remembered(run_dir, request_id=request_id, keyring=keyring)
-    return list(_explained(_first(found, request_id), found).sentences)
+    return list(_explained(run_dir, _first(found, request_id), found).sentences)
 
 
 def _first(found: Remembered, request_id: str) -> RequestSeen:
@@ -82,14 +92,21 @@ def _first(found: Remembered, request_id: str) -> RequestSeen:
     return request
 
 
-def _explained(request: RequestSeen, found: Remembered) -> Explanation:
+def _explained(run_dir: Path, request: RequestSeen, found: Remembered) -> Explanation:
     model_id = request.record.model_id
     hosting = {one.slice_id for one in found.report.scheduler.slices if model_id in one.models}
-    return explained(request, found.batches, hosting)
+    lately: list[Finding] = []
+    if request.is_bad:
+        with contextlib.suppress(
+            FabricError
+        ):  # a model that is served no more, or roles that are busy: it goes without
+            report = last_minute(run_dir, found.keyring, model_id)
+            lately = measured(situation_of(report).evidence(model_id, is_played=False))
+    return explained(request, found.batches, hosting, lately)
 
 
-def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
-    explanation = _explained(request, found)
+def _show(run_dir: Path, request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
+    explanation = _explained(run_dir, request, found)
     if as_json:
         echo_json({"request": as_plain(request.record), **as_plain(explanation)})
     else:
@@ -98,7 +115,14 @@ def _show(request: RequestSeen, found: Remembered, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--output", "path", type=OutputPath(), default=Path("tenuto-trace.json"), show_default=True)
+@click.option(
+    "--output",
+    "path",
+    type=OutputPath(),
+    default=Path("tenuto-trace.json"),
+    show_default=True,
+    help="The trace, for https://ui.perfetto.dev.",
+)
 @click.option(
     "--last",
     "last_s",
@@ -116,7 +140,11 @@ def trace(
 ) -> None:
     """Write the last seconds of the running cluster, batches and requests, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
     last_ms = last_s * 1e3
-    found = _remembered(run_dir_option, key_file, (), last_ms=last_ms)
+    home = chosen_run_dir(run_dir_option)
+    try:
+        found = _remembered(home.path, key_file, (), last_ms=last_ms)
+    finally:
+        home.remove()
     batches = [one for one in found.batches if one.entry.ended_ago_ms <= last_ms]
     requests = [one for one in found.requests if one.record.ended_ago_ms <= last_ms]
     with writing(path):
@@ -130,20 +158,14 @@ def trace(
 
 
 def _remembered(
-    run_dir_option: Path | None,
+    run_dir: Path,
     key_file: Path | None,
     models: tuple[ModelId, ...],
     *,
     request_id: str = "",
     last_ms: float | None = None,
 ) -> Remembered:
-    home = chosen_run_dir(run_dir_option)
-    try:
-        found = remembered(
-            home.path, models, request_id=request_id, last_ms=last_ms, keyring=keyring_of(key_file)
-        )
-    finally:
-        home.remove()
+    found = remembered(run_dir, models, request_id=request_id, last_ms=last_ms, keyring=keyring_of(key_file))
     remark(f"{role_id} does not answer: what it remembers is left out" for role_id in found.silent)
     return found
 

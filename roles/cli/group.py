@@ -48,6 +48,7 @@ COMMANDS = {
     "health": "roles.cli.health:health",
     "infer": "roles.cli.infer:infer",
     "keys": "roles.cli.keys:keys",
+    "logs": "deploy.local.logs:logs",
     "models": "roles.cli.models:models",
     "node-agent": "roles.cli.role_commands:node_agent",
     "page": "roles.cli.page:page",

@@ -39,6 +39,8 @@ def health(*, is_live: bool, run_dir_option: Path | None, as_json: bool) -> None
     unready = [f"{role_id} {reason}" for role_id, reason in found.items() if reason]
     if unready:
         raise FabricError("; ".join(unready))
+    if not as_json:
+        click.echo(f"{', '.join(found)}: {'answering' if is_live else 'ready'}")
 
 
 def _trouble(process: ProcessReport, *, is_live: bool) -> str:

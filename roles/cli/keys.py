@@ -28,7 +28,7 @@ from fabric.keys import (
     write_private,
 )
 from roles.cli.json_output import echo_json
-from roles.cli.options import OutputPath
+from roles.cli.options import OutputPath, json_option
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.read_config import load_config
 
@@ -85,7 +85,7 @@ def add(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None: 
 
 @keys.command()
 @_FOLDER
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def show(folder: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
     """List whose keys are trusted, and which secrets lie here. A secret is never shown."""
     rows = [

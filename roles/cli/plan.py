@@ -150,7 +150,8 @@ def _totals(config: ClusterConfig, placement: Placement) -> str:
 def _print_why(placement: Placement) -> None:
     console = plain_console()
     if not placement.decisions:
-        console.print("why: this policy takes no decisions of its own, or records none")
+        is_any = "this policy takes no decisions of its own, or records none"
+        console.print(f"why: {is_any if placement.slices else 'nothing is placed'}")
     for decision in placement.decisions:
         console.print(Text.assemble((f"{decision.subject}: ", "bold"), story_of(decision)))
     if any(decision.metrics or decision.rejected for decision in placement.decisions):

@@ -15,6 +15,7 @@ import click
 from fabric.errors import ConfigError, FabricError
 from fabric.keys import Keyring
 from fabric.messages import Changed, PlanChange, replaced
+from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
     chosen_run_dir,
@@ -138,8 +139,7 @@ def show(answer: Changed, *, as_json: bool, is_dry: bool = False) -> None:
             err=True,
         )
         for one in answer.unplaced:
-            rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
-            click.echo(f"unplaced: {one.model_id}{rate}: {one.reason}", err=True)
+            click.echo(unplaced_line(one), err=True)
     if answer.status == "failed":
         raise FabricError(f"rolled back: {answer.reason}")
     raise_refusal(answer)

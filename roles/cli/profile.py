@@ -53,7 +53,13 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, …")
 @click.option("--batches", help="Batch sizes, such as 1,4,16.  [default: powers of two up to --max-batch]")
-@click.option("--max-batch", type=IntRange(1, BATCH_SIZE_LIMIT), default=BATCH_MAX_DEFAULT, show_default=True)
+@click.option(
+    "--max-batch",
+    type=IntRange(1, BATCH_SIZE_LIMIT),
+    default=BATCH_MAX_DEFAULT,
+    show_default=True,
+    help="Of the batches that are measured without --batches.",
+)
 @click.option("--shares", help="MPS shares in percent, such as 20,50; the whole GPU is always measured.")
 @click.option("--igniter", is_flag=True, help="Also iGniter's configurations, groups and coefficients.")
 @click.option("--stages", help="Also what the stages take when the model is cut into so many, such as 2,4.")

@@ -39,7 +39,14 @@ SETTLED_S: Final = 0.05
 
 
 @click.command()
-@click.option("--output", "path", type=OutputPath(), default=Path("trace.csv"), show_default=True)
+@click.option(
+    "--output",
+    "path",
+    type=OutputPath(),
+    default=Path("trace.csv"),
+    show_default=True,
+    help="The trace, as CSV.",
+)
 @click.option(
     "--duration",
     "duration_s",

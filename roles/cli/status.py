@@ -14,6 +14,7 @@ from roles.cli.cluster_tables import (
     process_table,
     shard_table,
     slice_table,
+    unplaced_line,
 )
 from roles.cli.console import plain_console
 from roles.cli.json_output import as_plain, echo_json
@@ -121,6 +122,8 @@ def print_models(listed: StatusListed, live: LiveFigures | None) -> None:
     console.print(table)
     for warning in listed.warnings:
         console.print(f"{warning.model_id}: {warning.reason}")
+    for one in () if listed.plan is None else listed.plan.unplaced:
+        console.print(unplaced_line(one))
     remark(silent_lines(live))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.keys import Keyring
+from fabric.messages import StatusListed
 from policies.slo import BAD_RATE_ALLOWED
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
@@ -44,37 +46,41 @@ def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_js
     die_with_parent()
     home = chosen_run_dir(run_dir_option)
     try:
-        report = _last_minute(home.path, keyring_of(key_file), ModelId(model))
+        report = last_minute(home.path, keyring_of(key_file), ModelId(model))
     finally:
         home.remove()
     remark(f"{role_id} does not answer: what it remembers is left out" for role_id in report.silent)
     with progress("simulations of the last minute") as on_step:
         evidence, findings, found = _examined(report, ModelId(model), on_step)
     if as_json:
-        echo_json(
-            {
-                "model": model,
-                "slo_ms": evidence.slo_ms,
-                "offered": evidence.offered,
-                "bad": evidence.bad,
-                "bad_rate": evidence.bad_rate,
-                "findings": as_plain(findings),
-                "remedies": as_plain(found),
-                "played": as_plain(evidence.played),
-            }
-        )
+        echo_json(why_document(evidence, findings, found))
         return
     for line in told(evidence, findings, found):
         click.echo(line)
 
 
+def why_document(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> dict[str, Any]:
+    """As `--json` prints it, and the page reads it."""
+    return {
+        "model": evidence.model_id,
+        "slo_ms": evidence.slo_ms,
+        "offered": evidence.offered,
+        "bad": evidence.bad,
+        "bad_rate": evidence.bad_rate,
+        "findings": as_plain(findings),
+        "remedies": as_plain(found),
+        "played": as_plain(evidence.played),
+    }
+
+
 def reasons_of(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> list[str]:
     """What `tenuto why MODEL` prints. Raises FabricError for a model that is not served."""
-    report = _last_minute(run_dir, keyring, model_id)
+    report = last_minute(run_dir, keyring, model_id)
     return told(*_examined(report, model_id, lambda _: None))
 
 
-def _last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
+def last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
+    """What is remembered of a model, and of what stands beside it. Raises FabricError for one that is not served."""
     report = remembered(run_dir, (model_id,), last_ms=MINUTE_MS, keyring=keyring)
     known = [one.model_id for one in report.report.scheduler.models]
     if model_id not in known:
@@ -110,7 +116,19 @@ def situation_of(report: Remembered) -> Situation:
         {one.model_id: one.replicas for one in scheduler.models},
         {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},
         {} if plan is None else {one.model_id: one.planned_rps for one in plan.models if one.planned_rps},
+        _unhosted(scheduler),
     )
+
+
+def _unhosted(scheduler: StatusListed) -> dict[ModelId, str]:
+    """Why models have no ready slice: what the plan says, else what the slices say that should host them."""
+    reasons: dict[ModelId, str] = {}
+    for one in scheduler.slices:
+        state = f"{one.slice_id} is {one.state}" + (f": {one.reason}" if one.reason else "")
+        reasons |= dict.fromkeys(one.models, state) | {left.model_id: left.reason for left in one.left_out}
+    if scheduler.plan is not None:
+        reasons |= {one.model_id: one.reason for one in scheduler.plan.unplaced}
+    return reasons
 
 
 def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> list[str]:
@@ -124,6 +142,9 @@ def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> li
             return [f"{model} keeps its SLO of {slo}: {count}."]
         return [f"{model} misses its SLO of {slo}: {count}. Nothing that is measured explains it."]
     lines = [f"{model} misses its SLO of {slo}: {count}."]
+    if evidence.replicas == 0:
+        nobody = f"{model} is not served, and no request for it came in the last minute."
+        lines = [f"{model} is not served: {count}." if evidence.offered else nobody]
     for number, finding in enumerate(findings, 1):
         lines += [f"{number}. {finding.cause.replace('_', ' ')}: {finding.sentence}.", f"   {finding.advice}"]
     enough = [remedy for remedy in found if remedy.is_enough]

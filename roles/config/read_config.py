@@ -88,7 +88,15 @@ def load_document(path: Path, overrides: Overrides | None = None) -> tuple[dict[
     written = read_document(path)
     given = [*of_environment(), *(() if overrides is None else overrides(written))]
     document, origins = overridden(written, given)
-    config = parse_config(document, path.parent, source=str(path))
+    try:
+        config = parse_config(document, path.parent, source=str(path))
+    except ConfigError as error:
+        others = [
+            f"{name} is from {origin}" for name, origin in origins.items() if f" {name}: " in str(error)
+        ]
+        if others:
+            raise ConfigError(f"{error} ({', '.join(others)})") from error
+        raise
     if not origins:
         return document, config
     settings = tuple(replace(one, origin=_origin(one, origins)) for one in config.settings)

@@ -33,6 +33,8 @@ WAY_SHARE: Final = 0.12
 """Of the SLO: ways of inputs and outputs, beyond what is configured, that are worth naming."""
 BURSTY: Final = 2.0
 """Variance of counts by their mean: 1 under Poisson arrivals."""
+OVER_PLAN: Final = 1.15
+"""Times what a plan is for: more than that is told of a rate."""
 BATCHES_MIN: Final = 5
 
 
@@ -84,6 +86,8 @@ class Evidence:
     dispersion: float
     configured_way_ms: float = 0.0
     played: Played = field(default_factory=Played)
+    unhosted: str = ""
+    """Why no slice hosts it, where none does."""
 
     @property
     def bad_rate(self) -> float:
@@ -106,14 +110,31 @@ class Finding:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """What makes the model miss its SLO, the surest first; empty where it does not, or nothing known explains it."""
     if evidence.replicas == 0:
-        text = f"no ready slice hosts {evidence.model_id}"
-        return [Finding(Cause.UNHOSTED, 1.0, text, "see tenuto status for why")]
+        reason = f": {evidence.unhosted}" if evidence.unhosted else ""
+        text = f"no ready slice hosts {evidence.model_id}{reason}"
+        return [
+            Finding(
+                Cause.UNHOSTED,
+                1.0,
+                text,
+                "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits",
+            )
+        ]
     if evidence.bad_rate < BAD_RATE_ALLOWED:
         return []
     found = [*_slow_slices(evidence), *_interference(evidence), *_network(evidence), *_host(evidence)]
     if not _is_plan_enough(evidence):
         found += _load(evidence)
     return sorted(found, key=lambda finding: -finding.weight)
+
+
+def measured(evidence: Evidence) -> list[Finding]:
+    """What is out of the ordinary in the model's minute, the most of it first, without playing it again: for one request's story."""
+    found = [*_slow_slices(evidence), *_interference(evidence), *_network(evidence), *_host(evidence)]
+    is_starved = any(finding.cause is Cause.HOST for finding in found)
+    # Requests that a starved host reads late seem to come in bursts.
+    later = [one for one in _out_of_plan(evidence) if not (is_starved and one.cause is Cause.BURSTS)]
+    return sorted(found, key=lambda finding: -finding.weight) + later
 
 
 def _is_plan_enough(evidence: Evidence) -> bool:
@@ -305,6 +326,20 @@ def _load(evidence: Evidence) -> Iterator[Finding]:
         f"too little capacity: {_rate(evidence, evidence.model_id)} came{more}; even with every profile kept {before:.1%} would be bad, and {_or_unknown(played.own_smooth)} with evenly spread requests; its slices were busy {_busy(evidence):.0%} of the time",
         "more GPUs, or a longer SLO",
     )
+
+
+def _out_of_plan(evidence: Evidence) -> Iterator[Finding]:
+    """Requests came otherwise than the plan has them: more, of this or of a neighbouring model, or in bursts."""
+    loud = _loudest(evidence)
+    for model_id, cause in ((evidence.model_id, Cause.CAPACITY), (loud, Cause.NEIGHBOUR)):
+        planned = 0.0 if model_id is None else evidence.planned_rps.get(model_id, 0.0)
+        if model_id is not None and evidence.rates_rps.get(model_id, 0.0) > OVER_PLAN * planned > 0:
+            text = f"{_rate(evidence, model_id)} of {model_id} came, and the plan is for {planned:.0f}; the slices were busy {_busy(evidence):.0%} of the time"
+            yield Finding(cause, 0.0, text, f"tenuto why {evidence.model_id}", model_id)
+            return
+    if evidence.dispersion >= BURSTY:
+        text = f"requests of {evidence.model_id} come in bursts: counts of 50 ms vary {evidence.dispersion:.0f} times as much as by chance"
+        yield Finding(Cause.BURSTS, 0.0, text, f"tenuto why {evidence.model_id}", evidence.model_id)
 
 
 def _rate(evidence: Evidence, model_id: ModelId) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from fabric.errors import DeadlineExceeded
 from fabric.ids import ModelId, SliceId
+from fabric.messages import BatchEntry
+from roles.observability.diagnosis import Finding
 from roles.observability.remembered import BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
 
@@ -41,11 +43,20 @@ class Explanation:
     """Changes that would have brought it in time, each by itself."""
 
 
-def explain(request: RequestSeen, batches: Sequence[BatchSeen], hosting: Collection[SliceId]) -> Explanation:
-    """`batches`: of all models, as the scheduler remembers them. `hosting`: slices that host the request's model."""
+def explain(
+    request: RequestSeen,
+    batches: Sequence[BatchSeen],
+    hosting: Collection[SliceId],
+    lately: Sequence[Finding] = (),
+) -> Explanation:
+    """`batches`: of all models, as the scheduler remembers them. `hosting`: slices that host the request's model.
+
+    `lately`: what is out of the ordinary in its model's last minute (`diagnosis.measured`).
+    """
     own = batch_of(request, batches)
     behind = _behind(request, own, batches, hosting)
-    alone_ms = _alone_ms(request, own, batches)
+    run_ms = _run_alone_ms(request, own, batches)
+    alone_ms = _alone_ms(request, run_ms, batches)
     met = tuple(_would_have_met(request, own, behind, alone_ms, batches))
     sentences = [
         _verdict(request),
@@ -53,7 +64,8 @@ def explain(request: RequestSeen, batches: Sequence[BatchSeen], hosting: Collect
         *_competition(request, behind, hosting),
         *_kept_back(request, own, alone_ms),
         *_alone(request, alone_ms),
-        *_counterfactuals(request, met),
+        *_counterfactuals(request, met, run_ms),
+        *_lately(request, lately),
     ]
     return Explanation(
         tuple(sentences),
@@ -159,20 +171,30 @@ def _competition(request: RequestSeen, behind: Behind, hosting: Collection[Slice
     yield f"Meanwhile the slices where it could have gone were busy {min(1.0, busy):.0%} of the time: {', '.join(parts)}{more}."
 
 
-def _alone_ms(request: RequestSeen, own: BatchSeen | None, batches: Sequence[BatchSeen]) -> float | None:
-    """One request, at once, at the speed that its table promises: the least of what is known for the smallest batch."""
-    ledger = request.ledger
-    known = [
-        one.entry for one in batches if one.model_id == request.record.model_id and one.entry.table_ms > 0
-    ]
+def _run_alone_ms(request: RequestSeen, own: BatchSeen | None, batches: Sequence[BatchSeen]) -> float | None:
+    """One run at the speed that its table promises: the least of what is known for the smallest batch."""
+    known = _known(request, batches)
     if not known:
         return None
     smallest = min(entry.batch_size for entry in known)
-    run_ms = min(entry.table_ms for entry in known if entry.batch_size == smallest)
     if own is not None and own.entry.table_ms and own.entry.batch_size == smallest:
-        run_ms = own.entry.table_ms
+        return own.entry.table_ms
+    return min(entry.table_ms for entry in known if entry.batch_size == smallest)
+
+
+def _known(request: RequestSeen, batches: Sequence[BatchSeen]) -> list[BatchEntry]:
+    return [
+        one.entry for one in batches if one.model_id == request.record.model_id and one.entry.table_ms > 0
+    ]
+
+
+def _alone_ms(request: RequestSeen, run_ms: float | None, batches: Sequence[BatchSeen]) -> float | None:
+    """One request, at once: a run alone, and its ways."""
+    ledger = request.ledger
+    if run_ms is None:
+        return None
     if not request.has_run:
-        ways = sorted(entry.transfer_ms for entry in known)
+        ways = sorted(entry.transfer_ms for entry in _known(request, batches))
         return ledger.preprocess_ms + ways[len(ways) // 2] + run_ms
     return ledger.preprocess_ms + ledger.transfer_ms + run_ms + ledger.return_ms
 
@@ -232,8 +254,20 @@ def _would_have_met(
             yield f"{change}: {shown_ms(total_ms - saved_ms)}"
 
 
-def _counterfactuals(request: RequestSeen, met: Sequence[str]) -> Iterator[str]:
+def _lately(request: RequestSeen, lately: Sequence[Finding]) -> Iterator[str]:
+    if request.is_bad:
+        for finding in lately[:_NAMED_MAX]:
+            yield f"In the last minute: {finding.sentence}."
+
+
+def _counterfactuals(request: RequestSeen, met: Sequence[str], run_ms: float | None) -> Iterator[str]:
+    budget_ms = request.record.budget_ms
     if met:
         yield f"It would have been in time with {'; or with '.join(met)}."
+    elif request.is_bad and run_ms is not None and run_ms > budget_ms:
+        yield (
+            f"A run alone takes {shown_ms(run_ms)} of the {shown_ms(budget_ms)} that it had:"
+            " only a larger budget or a faster device would have brought it in time."
+        )
     elif request.is_bad:
         yield "No single change that is known here would have brought it in time."

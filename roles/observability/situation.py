@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
-from roles.observability.diagnosis import BATCHES_MIN, Evidence, dispersion_of
+from roles.observability.diagnosis import BATCHES_MIN, Evidence, Played, dispersion_of
 from roles.observability.last_minute import Minute, ways_ms
 from roles.observability.remedies import suspects_played
 from roles.observability.remembered import BatchSeen, RequestSeen
@@ -34,6 +34,8 @@ class Situation:
     replicas: Mapping[ModelId, int]
     late_timers_ms: Mapping[str, float]
     planned_rps: Mapping[ModelId, float]
+    unhosted: Mapping[ModelId, str] = field(default_factory=dict)
+    """Of models without a ready slice: why."""
 
     @property
     def bad_rates(self) -> Mapping[ModelId, float]:
@@ -45,8 +47,8 @@ class Situation:
             if count
         }
 
-    def evidence(self, model_id: ModelId) -> Evidence:
-        """About one model, with its minute played again where it misses its SLO."""
+    def evidence(self, model_id: ModelId, *, is_played: bool = True) -> Evidence:
+        """About one model, with its minute played again where it misses its SLO, unless that would take too long."""
         minute = self.minute
         counts = self.arrivals.get(model_id, ())
         batches = [one for one in self.batches if one.entry.ended_ago_ms <= MINUTE_MS]
@@ -69,7 +71,8 @@ class Situation:
             self.planned_rps,
             dispersion_of(counts),
             network.control_ms + network.result_ms + network.data_ms_per_item,
-            suspects_played(minute, model_id, dict(self.planned_rps)),
+            suspects_played(minute, model_id, dict(self.planned_rps)) if is_played else Played(),
+            self.unhosted.get(model_id, ""),
         )
 
     def like_live(self) -> Minute:

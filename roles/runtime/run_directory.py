@@ -73,12 +73,7 @@ def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
     except OSError as error:
         raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
     if descriptor is None:
-        holder = read_up_file(run_dir)
-        who = "" if holder is None else f" as process {holder.pid}"
-        raise FabricError(
-            f"a cluster runs in {run_dir} already{who}; end it with 'tenuto down', "
-            "or give this one another directory with --run-dir"
-        )
+        raise runs_already(run_dir)
     try:
         sweep(run_dir)
         _refuse_strangers(run_dir)
@@ -90,6 +85,16 @@ def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
         if is_removed:
             with contextlib.suppress(OSError):  # not empty: somebody else's files
                 run_dir.rmdir()
+
+
+def runs_already(run_dir: Path) -> FabricError:
+    """What is said to who wants to start another one in a directory that is claimed."""
+    holder = read_up_file(run_dir)
+    who = "" if holder is None else f" as process {holder.pid}"
+    return FabricError(
+        f"a cluster runs in {run_dir} already{who}; end it with 'tenuto down', "
+        "or give this one another directory with --run-dir"
+    )
 
 
 def is_claimed(run_dir: Path) -> bool:

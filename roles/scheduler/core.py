@@ -233,6 +233,8 @@ class SchedulerCore:
             at_ms = self._updates.due_at_ms
         if self._batches.unserved.due_at_ms < at_ms:
             at_ms = self._batches.unserved.due_at_ms
+        if self._batches.untried.due_at_ms < at_ms:
+            at_ms = self._batches.untried.due_at_ms
         if self._withdrawals.due_at_ms < at_ms:
             at_ms = self._withdrawals.due_at_ms
         if self.controller is not None and self.controller.due_at_ms < at_ms:
@@ -303,6 +305,8 @@ class SchedulerCore:
             actions.extend(self._updates.publish())
         if self._batches.unserved.due_at_ms <= now_ms:
             actions.extend(self._batches.give_up_in_vain(now_ms))
+        if self._batches.untried.due_at_ms <= now_ms:
+            actions.extend(self._batches.forget_untried(now_ms))
         if self._batches.overdue_at_ms <= now_ms:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:

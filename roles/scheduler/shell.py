@@ -125,6 +125,7 @@ class SchedulerShell:
             written.document,
             partial(written.carried_over, whole) if is_placed else None,
             role_ids,
+            own.write_file,
         )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
         self._first = None if rank else self._kept.read() or written.first_plan()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from fabric.clock import Clock, MonotonicClock
@@ -13,6 +14,7 @@ from fabric.messages import PlanAsked, RehearsalAsked
 from fabric.transport import ZMQ, Transport
 from roles.runtime.core import Heard
 from roles.runtime.loop.sources import Source
+from roles.runtime.process import write_whole
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.rehearsing.rehearsal_launcher import RehearsalLauncher
 
@@ -52,3 +54,4 @@ class SchedulerSurroundings:
     make_planner: Callable[[], Asking[PlanAsked]] = PlanLauncher
     make_rehearser: Callable[[], Asking[RehearsalAsked]] = RehearsalLauncher
     first_batch_id: Callable[[], BatchId] = drawn_batch_id
+    write_file: Callable[[Path, str], None] = write_whole

@@ -284,7 +284,16 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
         assert counters["timer_late_p99_ms"] <= 1.125 * counters["timer_late_ms_max"] + 0.001
         assert counters["turn_ms_max"] > 0
     assert home.run("up", "--detach")[0] == 1
+    code, out, _ = home.run("logs", "--since", "10m", "--role", "worker-local-1")
+    assert code == 0
+    assert out
+    assert all(" role=worker-local-1 " in line for line in out.splitlines())
+    assert len(home.run("logs")[1].splitlines()) > len(out.splitlines())
+    following = home.start("logs", "--follow")
     assert home.run("down")[0] == 0
+    assert "tenuto is up" in following.communicate(timeout=60)[0]
+    assert following.returncode == 0
+    assert home.run("logs")[0] == 5
     home.assert_nothing_left()
 
 
@@ -358,6 +367,24 @@ def test_up_and_status_warn_of_smaller_batches_and_of_an_slo_that_hardly_holds(h
     assert [model["model_id"] for model in json.loads(out)["models"]] == ["ManyInputs"]
     _, out, _ = home.run("status", "--json")
     assert json.loads(out)["warnings"] == [{"model_id": "ManyInputs", "reason": words}]
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
+def test_what_finds_no_place_is_said_with_the_reason_by_up_status_and_why(home: Home) -> None:
+    tight = " - {name: tight, slo_ms: 10, rate_rps: 1, profile: {alpha_ms: 1, beta_ms: 50}}\n"
+    home.file.write_text(f"models:\n{tight}cluster: {{gpus: 1}}\n")
+    process = home.start("up", "--detach", str(home.file))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    words = "its SLO of 10 ms is below the 51 ms of a single request"
+    assert f"tenuto: unplaced: tight (1.00 r/s): {words}" in err
+    for command in (("status",), ("models", "list")):
+        assert f"unplaced: tight (1.00 r/s): {words}" in " ".join(home.run(*command)[1].split())
+    code, out, err = home.run("why", "tight")
+    assert code == 0, err
+    assert out.startswith("tight is not served, and no request for it came in the last minute.\n")
+    assert f"no ready slice hosts tight: {words}" in " ".join(out.split())
     assert home.run("down")[0] == 0
     home.assert_nothing_left()
 

@@ -2,7 +2,8 @@
 
     python -m tests.malformed --inputs 1000000
 
-Half of the inputs go to decoders, the others to sockets of a process of their own, and a tenth more by HTTP to a gateway. `--coverage SECONDS` gives each decoder
+Half of the inputs go to decoders, the others to sockets of a process of their own, and a tenth more by HTTP to a gateway; `--http`: all
+of them by HTTP, and nothing else. `--coverage SECONDS` gives each decoder
 that long to atheris instead, where it is installed: it keeps what reaches new code. Exit code 1: there are findings, each with what
 makes it happen again.
 """
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--coverage", type=int, default=0, metavar="SECONDS")
+    parser.add_argument("--http", action="store_true", help="all of them by HTTP to a gateway")
     parser.add_argument("--only", help="one decoder, in this process")
     options = parser.parse_args()
     if options.only:
@@ -123,6 +125,9 @@ def main() -> int:
             findings = feed(decoder, options.inputs, options.seed)[1]
     elif options.coverage:
         findings = cover_all(options.coverage)
+    elif options.http:
+        click.echo(f"{options.inputs:,} malformed inputs by HTTP, --seed {options.seed}")
+        findings = requests.attack(options.inputs, random.Random(options.seed))
     else:
         click.echo(f"{options.inputs:,} malformed inputs, --seed {options.seed}")
         findings = feed_all(options.inputs // 2, options.seed)

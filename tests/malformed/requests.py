@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import gzip
 import json
 import random
 import socket
 import struct
 import tempfile
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,24 +31,29 @@ from roles.gateway.http.routes import route_of
 from roles.gateway.inference import rows_of
 from tests.integration.gateway_stage import GatewayProcess, Served, gateway
 from tests.integration.proc import CLOCK, rss_mb, until
+from tests.malformed.http_attacks import INFER, Attacks, post
 from tests.malformed.mutations import Mutations
 
 GROWTH_MB_MAX: Final = 48.0
 ROUND: Final = 2_000
 """Inputs between two questions of the friend."""
-_LISTENS_S: Final = 0.01  # for an answer to what may be the beginning of a request
+OPEN_MAX: Final = 64
+"""Connections at once: each stays open while so many others are begun, which is what it has for its answer."""
+SLOW: Final = 40
+"""Connections beside them that send a byte now and then."""
+REQUEST_MB: Final = 8
+_SLOW_LIMIT_MS: Final = 60_000.0  # the gateway ends them after 10 s of its own time
+_ANSWER_S: Final = 0.005  # and as long as the connections before it took
+_SEND_LIMIT_S: Final = 10.0
+_MUTANTS: Final = 0.3
+_BOMBS: Final = 0.002
+_HALF_CLOSED: Final = 0.2
 _INFO: Final = ModelInfo(
     ModelId("fixed"),
     5_000.0,
     (TensorInfo("x", "float32", (3,)), TensorInfo("image", "float32", (3, 8, 8))),
     image=ImagePreprocess("image", 8, 8, (0, 0, 0), (1, 1, 1)),
 )
-
-
-def post(path: str, body: bytes, *fields: str) -> bytes:
-    """A request."""
-    lines = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {len(body)}", *fields]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def examples() -> Sequence[bytes]:
@@ -113,28 +122,137 @@ def _inference(request: Request) -> object:
 ERRORS: Final = (RequestError,)
 
 
+@dataclass
+class _Open:
+    """A connection that lives while the next ones are begun. `half_closed`: nothing more comes, and it says so."""
+
+    socket: socket.socket
+    sent: bytes
+    rest: deque[bytes]
+    half_closed: bool
+
+
+class Attack:
+    """Many connections to one gateway, the oldest of which is looked at and ended when there are too many."""
+
+    def __init__(self, one: GatewayProcess, draws: random.Random) -> None:
+        self._one = one
+        self._draws = draws
+        self._mutations = Mutations(draws, examples())
+        self._attacks = Attacks(draws)
+        self._open: deque[_Open] = deque()
+        self._slow: list[tuple[socket.socket, float]] = []
+        self.answered: Counter[str] = Counter()
+        """By what the first answer's status is; "-": none came."""
+        self.findings: list[str] = []
+
+    def send(self) -> None:
+        """One more input."""
+        draws, chance = self._draws, self._draws.random()
+        if chance < _MUTANTS:
+            pieces: Sequence[bytes] = [self._mutations.one()]
+        elif chance < 1 - _BOMBS:
+            pieces = self._attacks.one()
+        else:
+            pieces = self._attacks.bomb()
+        one = _Open(self._one.connect(), b"".join(pieces), deque(pieces), draws.random() < _HALF_CLOSED)
+        self._open.append(one)
+        self._push(one)
+        while len(self._open) >= OPEN_MAX:
+            self._look(self._open.popleft())
+
+    def end(self) -> None:
+        """Of all connections but the slow ones."""
+        while self._open:
+            self._look(self._open.popleft())
+
+    def drip(self, now_ms: float) -> None:
+        """Slow-loris: connections that send a byte now and then, each of which has to be ended by the gateway."""
+        still = []
+        for connection, began_at_ms in self._slow:
+            try:
+                connection.send(b"x")
+                still.append((connection, began_at_ms))
+                if now_ms - began_at_ms > _SLOW_LIMIT_MS:
+                    self.findings.append(
+                        f"HTTP: one that sends a byte now and then was kept for {now_ms - began_at_ms:.0f} ms"
+                    )
+                    still.pop()
+            except OSError:
+                self.answered["slow ones ended"] += 1
+                connection.close()
+        heads = (
+            b"GET /v2?",
+            b"POST /v2/models/fixed/infer HTTP/1.1\r\nX: ",
+            post(INFER, b"", length="5000000"),
+        )
+        while len(still) < SLOW:
+            connection = self._one.connect()
+            connection.sendall(self._draws.choice(heads))
+            connection.setblocking(False)
+            still.append((connection, now_ms))
+        self._slow = still
+
+    def end_slow(self) -> None:
+        """Of those too."""
+        for connection, _ in self._slow:
+            connection.close()
+
+    def _push(self, one: _Open) -> None:
+        """Its next piece."""
+        with contextlib.suppress(OSError):  # it may have been refused by now
+            one.socket.settimeout(_SEND_LIMIT_S)
+            one.socket.sendall(one.rest.popleft())
+            if one.half_closed and not one.rest:
+                one.socket.shutdown(socket.SHUT_WR)
+
+    def _look(self, one: _Open) -> None:
+        if one.rest:
+            self._push(one)
+            self._open.append(one)
+            return
+        answer = b""
+        with contextlib.suppress(OSError):
+            one.socket.settimeout(_ANSWER_S)
+            answer = one.socket.recv(65_536)
+        with one.socket:
+            one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        status = answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.1 ") else "-"
+        self.answered[status] += 1
+        if status == "500" or (answer and status == "-"):
+            sent = base64.b64encode(one.sent[:3_000]).decode()
+            self.findings.append(f"HTTP: {answer[:300]!r} by {sent}")
+
+
 def attack(inputs: int, draws: random.Random) -> list[str]:
     """So many inputs for a gateway's process, one connection each; what went wrong."""
-    mutations = Mutations(draws, examples())
     began_ms = CLOCK.now_ms()
     findings: list[str] = []
     frontend = Served()
+    document = {"cluster": {"gpus": 1, "gateway": {"request_mb": REQUEST_MB}}}
     try:
         with (
             tempfile.TemporaryDirectory(prefix="t-") as folder,
-            gateway(Path(folder), [frontend.address]) as one,
+            gateway(Path(folder), [frontend.address], document) as one,
         ):
-            done, answered = 0, 0
-            first_mb = 0.0
+            run = Attack(one, draws)
+            done, first_mb, longest_ms = 0, 0.0, 0.0
             while done < inputs:
                 for _ in range(min(ROUND, inputs - done)):
-                    answered += _send(one, mutations.one(), is_patient=draws.random() < 0.05)
+                    run.send()
                     done += 1
+                run.drip(CLOCK.now_ms())
                 frontend.seen.clear()
+                asked_at_ms = CLOCK.now_ms()
                 if one.infer("echo")[0] != 200:
                     findings.append(f"HTTP: after {done} inputs a friend was not answered")
                     break
-                first_mb = first_mb or rss_mb(one.process.pid)
+                longest_ms = max(longest_ms, CLOCK.now_ms() - asked_at_ms)
+                if done >= inputs / 10:
+                    first_mb = first_mb or rss_mb(one.process.pid)
+            run.end()
+            run.end_slow()
+            findings += run.findings
             counters = _at_rest(one)
             grown_mb = rss_mb(one.process.pid) - first_mb
             if grown_mb > GROWTH_MB_MAX:
@@ -142,8 +260,9 @@ def attack(inputs: int, draws: random.Random) -> list[str]:
             if counters["http_bytes_held"] or counters["under_way"]:
                 findings.append(f"HTTP: something is kept: {counters}")
             seconds = (CLOCK.now_ms() - began_ms) / 1e3
+            told = ", ".join(f"{status}: {count:,}" for status, count in sorted(run.answered.items()))
             click.echo(
-                f"{'HTTP connections':24} {done:8,} inputs {done / seconds:9,.0f}/s  answered {answered:,}"
+                f"{'HTTP connections':24} {done:8,} inputs {done / seconds:9,.0f}/s  answered {told}; a friend within {longest_ms:.0f} ms"
                 f"  refused {counters['http_refused']:,.0f}  memory {grown_mb:+6.1f} MB  findings {len(findings)}"
             )
     except (AssertionError, OSError) as error:
@@ -151,23 +270,6 @@ def attack(inputs: int, draws: random.Random) -> list[str]:
     finally:
         frontend.end()
     return findings
-
-
-def _send(one: GatewayProcess, data: bytes, *, is_patient: bool) -> bool:
-    """Whether anything was answered. `is_patient`: the connection stays open for a while."""
-    with one.connect() as connection:
-        try:
-            connection.sendall(data)
-            if is_patient:
-                connection.settimeout(_LISTENS_S)
-            else:
-                connection.shutdown(socket.SHUT_WR)
-            answer = connection.recv(65_536)
-        except (TimeoutError, OSError):
-            return False
-        finally:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        return answer.startswith(b"HTTP/1.1 ")
 
 
 def _at_rest(one: GatewayProcess) -> dict[str, float]:

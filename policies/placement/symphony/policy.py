@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 
 from fabric.ids import ModelId
 from policies.placement.common.base import (
+    Decision,
     GpuSlot,
     PlacedModelInput,
     Placement,
     PlannedModel,
     PlannedSlice,
     Profiles,
+    Rejected,
     Unplaced,
     cannot_host,
     in_gib,
@@ -76,8 +78,31 @@ class Symphony:
         )
         counts = Counter(of.values())
         return Placement(
-            slices, unplaced, divided.violations, _staggered_goodput_rps(hosted, counts, profiles)
+            slices,
+            unplaced,
+            divided.violations,
+            _staggered_goodput_rps(hosted, counts, profiles),
+            tuple(_decided(model, hosted, counts, reasons) for model in models if model.model_id in placed),
         )
+
+
+def _decided(
+    model: PlacedModelInput,
+    hosted: Mapping[_Of, Sequence[PlacedModelInput]],
+    counts: Mapping[_Of, int],
+    reasons: Mapping[ModelId, Sequence[str]],
+) -> Decision:
+    """Where a model is, and why not elsewhere."""
+    taken = sum(counts[key] for key, inside in hosted.items() if model in inside)
+    everywhere = sum(counts.values())
+    which = f"all {everywhere} GPUs" if taken == everywhere else f"{taken} of {everywhere} GPUs"
+    of_others = reasons.get(model.model_id, ())
+    return Decision(
+        model.model_id,
+        f"on {'the one GPU' if everywhere == 1 else which}, with every other model that they take: whichever is free runs the next batch",
+        {"gpus": float(taken)},
+        (Rejected("the rest of the GPUs", joined(of_others)),) if of_others else (),
+    )
 
 
 def _hosted_on(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from typing import Final
 
 import httptools
 
@@ -22,6 +23,8 @@ from roles.gateway.http.compression import Decoder
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.http.messages import Head, Request
 
+_SMALL_BYTES: Final = 4 << 10
+_GATHERED_BYTES: Final = 1 << 20
 Screen = Callable[[Head], None]
 """Raises RequestError for a head whose body need not even be read."""
 
@@ -71,7 +74,7 @@ class HttpReader:
         self._headers: dict[str, str] = {}
         self._headers_seen = 0
         self._head_bytes = 0
-        self._chunks: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._taken = 0  # from the budget, for this body
         self._received = 0  # of it, as it came
         self._size = 0
@@ -130,7 +133,7 @@ class HttpReader:
         """The connection is over: nothing is held for it any more."""
         self._budget.give_back(self._taken)
         self._taken = 0
-        self._chunks = []
+        self._pieces = []
         self._state = _State.CLOSED
 
     @property
@@ -220,14 +223,22 @@ class HttpReader:
         if not self._budget.take(len(data)):
             raise Overloaded("the bodies of other requests take all the room there is")
         self._taken += len(data)
-        self._chunks.append(data)
+        last = self._pieces[-1] if self._pieces else b""
+        if self._pieces and len(data) < _SMALL_BYTES and len(last) < _GATHERED_BYTES:
+            # An object for each would hold twenty times what the budget knows of, where chunks are of two bytes.
+            if not isinstance(last, bytearray):
+                last = self._pieces[-1] = bytearray(last)
+            last += data
+        else:
+            self._pieces.append(data)
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
         if self._decoder is not None:
             self._decoder.end()
         assert self._head is not None, "its head came first"
-        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        first = self._pieces[0] if len(self._pieces) == 1 else None
+        body = first if isinstance(first, bytes) else b"".join(self._pieces)
         keep_alive = self._parser.should_keep_alive()
         if self._screened is not None:
             self._events.append(Refused(self._screened, is_last=not keep_alive, head=self._head))

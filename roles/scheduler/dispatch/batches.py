@@ -23,6 +23,7 @@ from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.recorder import EXPIRED, FOR_BATCH, OVER_SHARE, BatchRecorder
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.dispatch.unserved import Unserved
+from roles.scheduler.dispatch.untried import Untried
 from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.measured_rates import new_tallies
@@ -62,6 +63,8 @@ class Batches:
         self.flights: dict[BatchId, Flight] = {}
         """Those that have not ended; whoever looks must not change them."""
         self._next_batch = first_batch_id
+        self.untried = Untried()
+        """Models whose requests are dropped."""
         self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
         self._again: list[tuple[ModelId, list[RequestRun]]] = []  # to be queued after the decisions
 
@@ -77,7 +80,7 @@ class Batches:
                     if more := self._dispatch(decision, now_ms, actions):
                         following = [*following, *more]
                 elif type(decision) is Drop:
-                    self._drop(decision, actions)
+                    self._drop(decision, now_ms, actions)
                 else:
                     assert not isinstance(decision, Dispatch | Drop)
                     self._preempt(self._fleet.slices[decision.slice_id], actions)
@@ -251,10 +254,11 @@ class Batches:
             return _NO_DECISIONS
         return self._discipline.slice_free(slice_id, NEVER_MS, now_ms)
 
-    def _drop(self, drop: Drop, actions: list[Send]) -> None:
+    def _drop(self, drop: Drop, now_ms: float, actions: list[Send]) -> None:
         count = sum(run.count for run in drop.runs)
         self.tallies[drop.model_id].dropped += count
         if drop.is_expired:
+            self.untried.dropped(drop.model_id, now_ms)
             self.counters.requests_expired += count
             why = EXPIRED
             code, reason = "DeadlineExceeded", "could no longer finish within its budget"
@@ -358,6 +362,19 @@ class Batches:
                     decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
                     actions += self.carry_out(decisions, now_ms)
         self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
+        return actions
+
+    def forget_untried(self, now_ms: float) -> list[Send]:
+        """Of models whose requests were dropped believe less of what no batch has confirmed lately."""
+        actions: list[Send] = []
+        models = self.untried.take() & self._fleet.replicas.keys()
+        for model_id in sorted(models):
+            if self._estimates.forget_way(model_id):
+                self._discipline.add_model(self._estimates.model(model_id), now_ms)
+        for record in list(self._fleet.slices.values()):
+            slow = record.speeds and record.takes_batches and models.intersection(record.speeds)
+            if slow and sum(self._estimates.forget_speed(record, model_id) for model_id in slow):
+                actions += self.offer(record, now_ms)
         return actions
 
     def _note_run(self, message: Done, flight: Flight) -> None:

@@ -2,6 +2,9 @@
 
 Each estimate is a mean and a deviation with a short memory, and is published only when it has moved enough to
 matter: replacing a slice's table in the discipline costs more than reading one number.
+
+A stall may teach so much that no budget lasts for a batch any more, and then nothing runs that would teach anything better. So what is
+above the assumed value is halved (`forget`) while requests are dropped and no batch ends (`untried.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ SPREADS = 2.0  # mean absolute deviations: about the p90 of what ways on a loade
 SIZE_VAR_MIN = 0.25  # batches of (nearly) one size say nothing about a slope
 ROUNDING = 1e-6
 FACTOR_MIN, FACTOR_MAX = 1e-3, 1e6  # whatever a worker says it measured, what is made of it can be divided by
+PATIENCE_MAX = 16
 LATE_FACTOR = 2.0
 LATE_IN_A_ROW = 3
 WAY_STEP = 0.2
@@ -23,18 +27,25 @@ WAY_STEP_MS = 0.02
 class SpeedCorrection:
     """How much slower (or faster) than its table a model runs on a slice."""
 
-    __slots__ = ("_deviation", "_mean", "factor")
+    __slots__ = ("_deviation", "_forgotten", "_is_fresh", "_looks", "_mean", "_patience", "factor")
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._mean = 1.0
         self._deviation = 0.0
+        self._is_fresh = True
+        self._forgotten: tuple[float, float] | None = None  # mean and deviation as they were measured
+        self._looks = 0
+        self._patience = 1  # calls of `forget` for each time that it does
 
     def observe(self, measured_ms: float, table_ms: float) -> bool:
         """Note one batch against its table's l(b); True when `factor` has changed."""
+        self._is_fresh = True
         ratio = measured_ms / table_ms
         if not FACTOR_MIN <= ratio <= FACTOR_MAX:
             ratio = min(FACTOR_MAX, max(FACTOR_MIN, ratio))
+        if self._forgotten is not None:
+            self._tried(ratio)
         error = ratio - self._mean
         self._mean += MEMORY * error
         self._deviation += MEMORY * (abs(error) - self._deviation)
@@ -50,6 +61,29 @@ class SpeedCorrection:
             return False
         return True
 
+    def forget(self) -> bool:
+        """Halve what is above the table, unless a batch ended since the last call; True when `factor` has changed."""
+        is_fresh, self._is_fresh = self._is_fresh, False
+        self._looks = 0 if is_fresh else self._looks + 1
+        if self._looks < self._patience or self.factor <= 1.0 + PUBLISH_STEP:
+            return False
+        self._looks = 0
+        self._forgotten = self._forgotten or (self._mean, self._deviation)
+        self._mean = min(self._mean, (1.0 + self._mean) / 2)
+        self._deviation /= 2
+        self.factor = (1.0 + self.factor) / 2
+        return True
+
+    def _tried(self, ratio: float) -> None:
+        """A batch ran on half a belief: it was right to forget, or the slice is that slow and is tried less often."""
+        assert self._forgotten is not None, "something was forgotten"
+        if ratio > self.factor:
+            self._mean, self._deviation = self._forgotten
+            self._patience = min(2 * self._patience, PATIENCE_MAX)
+        else:
+            self._patience = 1
+        self._forgotten = None
+
 
 class WayCorrection:
     """What it takes from a decision until a model's inputs are at the device: `fixed_ms` + `ms_per_item` · b.
@@ -61,7 +95,9 @@ class WayCorrection:
     """
 
     __slots__ = (
+        "_assumed_ms",
         "_cov",
+        "_is_fresh",
         "_late_in_a_row",
         "_samples",
         "_size",
@@ -82,6 +118,22 @@ class WayCorrection:
         self._spread = 0.0
         self._samples = GUESS_SAMPLES
         self._late_in_a_row = 0
+        self._assumed_ms = fixed_ms + ms_per_item
+        self._is_fresh = True
+
+    def forget(self) -> bool:
+        """Halve what one request's way is above the assumed, unless one was seen since the last call; True when the line has moved."""
+        is_fresh, self._is_fresh = self._is_fresh, False
+        excess_ms = self.fixed_ms + self.ms_per_item - self._assumed_ms
+        if is_fresh or excess_ms <= WAY_STEP_MS:
+            return False
+        share = 1.0 - excess_ms / (2.0 * (excess_ms + self._assumed_ms))
+        self.fixed_ms *= share
+        self.ms_per_item *= share
+        self._way *= share
+        self._cov *= share
+        self._spread *= share
+        return True
 
     def observe_late(self, waited_ms: float, batch_size: int) -> bool:
         """Note a batch whose inputs had not come after so long; True when the line has moved by enough to matter.
@@ -91,6 +143,7 @@ class WayCorrection:
         where nothing comes in time any more: a single stall, taken so, would make every batch small for a while.
         """
         self._late_in_a_row += 1
+        self._is_fresh = True
         if self._late_in_a_row < LATE_IN_A_ROW:
             return False
         return self._take(LATE_FACTOR * waited_ms, batch_size)
@@ -98,6 +151,7 @@ class WayCorrection:
     def observe(self, way_ms: float, batch_size: int) -> bool:
         """Note one batch's way; True when the line has moved by enough to matter."""
         self._late_in_a_row = 0
+        self._is_fresh = True
         return self._take(way_ms, batch_size)
 
     def _take(self, way_ms: float, batch_size: int) -> bool:

@@ -94,6 +94,15 @@ class Estimates:
             speed = record.speeds[model_id] = SpeedCorrection()
         return speed.observe(exec_ms, table_ms)
 
+    def forget_way(self, model_id: ModelId) -> bool:
+        """Nothing of the model ran for a while, and requests are dropped; True when its delay has to be replaced."""
+        return self._way[model_id].forget()
+
+    def forget_speed(self, record: SliceRecord, model_id: ModelId) -> bool:
+        """The same of a slice; True when l(b) there has to be replaced."""
+        speed = record.speeds.get(model_id)
+        return speed is not None and speed.forget()
+
     def _hosted_models(self, record: SliceRecord, stays: tuple[ModelId, ...]) -> tuple[HostedModel, ...]:
         return tuple(
             _hosted_model(record, one, may_stop=one.model_id not in stays)

@@ -44,9 +44,11 @@ class SavedPlan:
         document: Mapping[str, Any],
         carry_over: Callable[[Begun], Begun | None] | None = None,
         role_ids: Sequence[str] = (),
+        write_file: Callable[[Path, str], None] = write_whole,
     ) -> None:
         self._names = {f"{one}{PLAN_SUFFIX}" for one in (role_id, *role_ids)}
         self._carry_over = carry_over
+        self._write_file = write_file
         self.failures = 0
         self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
         """Of the configuration."""
@@ -107,7 +109,7 @@ class SavedPlan:
             "about": copy.document,
         }
         try:
-            write_whole(self._path, json.dumps(kept))
+            self._write_file(self._path, json.dumps(kept))
         except OSError as error:
             self.failures += 1
             log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)

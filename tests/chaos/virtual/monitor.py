@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from fabric.ids import BatchId, Epoch
+from fabric.ids import BatchId, Epoch, ModelId
 from fabric.messages import EpochGranted, Parcel, RunBatch
 from fabric.messages import Host as HostMessage
 from roles.gpu_worker.executors.base import Job
 from roles.node_agent.lease import LeaseRecord
-from roles.scheduler.fleet import Fleet
+from tests.chaos.virtual.devices import output_of, request_of
 
 if TYPE_CHECKING:
+    from tests.chaos.virtual.clients import ClientProcess
     from tests.chaos.virtual.network import End, Owner, Wire
-    from tests.chaos.virtual.process import Process
     from tests.chaos.virtual.processes import FrontendProcess, Host, SchedulerProcess, WorkerProcess
     from tests.chaos.virtual.world import World
 
+ANSWER: Final = "answer"
+REFUSALS: Final = frozenset({"DeadlineExceeded", "NoReplica", "Overloaded", "WorkerLost"})
+"""What may be said of any request while something goes wrong."""
 GRACE_MS: Final = 50.0
 """After its deadline a request has its answer, or its frontend does not run."""
 
@@ -33,11 +37,21 @@ class Asked:
     """A request, on the world's clock."""
 
     number: int
-    client: Process
-    frontend: Process
+    name: ModelId
+    """Of a model, or of an application."""
+    models: Sequence[ModelId]
+    """That model, or the application's, in the order in which the request goes through them."""
+    client: ClientProcess
+    frontend: FrontendProcess
+    """Who was asked last."""
     asked_at_ms: float
     budget_ms: float
     slept_ms: float
+    is_easy: bool = False
+    """Nothing went wrong since all was well, or does before its deadline: it is answered."""
+    is_cancelled: bool = False
+    runs: Counter[int] = field(default_factory=Counter)
+    """How often each of them ran it."""
     fate: str = ""
     """Empty: none yet."""
 
@@ -47,36 +61,69 @@ class Monitor:
 
     def __init__(self, world: World) -> None:
         self.fates: Counter[str] = Counter()
+        self.easy = 0
+        self.not_served: list[str] = []
+        """How many easy requests ended, and what became of those that were not answered, since `serves` was asked last."""
         self._world = world
         self._asked: dict[int, Asked] = {}
         self._elected: dict[Epoch, SchedulerProcess] = {}
         self._commands: dict[BatchId, tuple[Epoch, Epoch]] = {}
         """By batch: the epoch of who sent it, and the one that its worker had heard of from its agent when it read that."""
-        self._told: dict[Owner, Epoch] = {}
+        self._obeyed: dict[Owner, Epoch] = {}
+        """By worker: which epoch its agent named last."""
 
     # ------------------------------------------------------------ requests
 
-    def asked(self, number: int, client: Process, frontend: Process, budget_ms: float) -> None:
+    def asked(self, one: Asked) -> None:
         """A client sent it; its answer is due, and looked for."""
-        world = self._world
-        one = self._asked[number] = Asked(
-            number, client, frontend, world.now_ms, budget_ms, frontend.slept_ms
-        )
-        world.at(self._due_at_ms(one), lambda: self._look(one))
+        self._asked[one.number] = one
+        self._world.at(self._due_at_ms(one), lambda: self._look(one))
+
+    def asked_again(self, request: int, frontend: FrontendProcess) -> None:
+        """Its client lost the frontend that had it, and sent it to that one."""
+        one = self._asked[request]
+        one.frontend, one.slept_ms = frontend, frontend.slept_ms
+
+    def cancelled(self, request: int) -> None:
+        """Its client wants no answer any more."""
+        self._asked[request].is_cancelled = True
 
     def not_asked(self) -> None:
         """There was no connection, and its client knows."""
         self.fates["not sent"] += 1
 
-    def answered(self, request: int | None, name: object, code: str) -> None:
-        """A client heard of it."""
-        if request is None:
-            raise Violated(f"a second answer, or one to nobody: {name} {code}")
-        self._settle(self._asked[request], code or "answer")
+    def answered(self, request: int | None, name: object, output: Sequence[float]) -> None:
+        """A client has an answer."""
+        one = self._of(request, name)
+        expected = [reduce(output_of, one.models, float(one.number))] * self._world.copies(one.name)
+        if list(output) != expected:
+            raise Violated(f"request {request} of {one.name} is answered {output}, not {expected}")
+        self._settle(one, ANSWER)
 
-    def cut_off(self, request: int) -> None:
-        """Its connection broke."""
-        self._settle(self._asked[request], "PeerLost")
+    def refused(self, request: int | None, name: object, code: str) -> None:
+        """A client has a refusal."""
+        one = self._of(request, name)
+        is_possible = {
+            "Cancelled": one.is_cancelled,
+            "ModelNotFound": self._world.is_doubtful(one.name),
+        }.get(code, code in REFUSALS)
+        if not is_possible:
+            raise Violated(f"request {request} of {one.name} is refused as {code}")
+        self._settle(one, code)
+
+    def serves(self, share: float) -> bool:
+        """Whether at least that share of the easy requests was answered since the last call."""
+        is_enough = len(self.not_served) <= (1.0 - share) * self.easy
+        self.easy = 0
+        self.not_served = []
+        return is_enough
+
+    def cut_off(self, request: int, place: int) -> None:
+        """Its connection to that frontend broke."""
+        one = self._asked[request]
+        if place in self._world.drained:
+            raise Violated(f"{one.frontend.place} ended in order, and left request {request} unanswered")
+        self._settle(one, "PeerLost")
 
     def client_gone(self, request: int) -> None:
         """Nobody waits for it any more."""
@@ -86,9 +133,18 @@ class Monitor:
         """What became of it; empty: nothing yet."""
         return self._asked[request].fate
 
+    def _of(self, request: int | None, name: object) -> Asked:
+        if request is None:
+            raise Violated(f"a second answer, or one to nobody: {name}")
+        return self._asked[request]
+
     def _settle(self, one: Asked, fate: str) -> None:
         if one.fate:
             raise Violated(f"request {one.number} was {one.fate}, and is {fate}")
+        if one.is_easy and not one.is_cancelled:
+            self.easy += 1
+        if one.is_easy and fate != ANSWER and not one.is_cancelled:
+            self.not_served.append(f"request {one.number} of {one.name} is {fate}")
         one.fate = fate
         self.fates[fate] += 1
 
@@ -96,7 +152,12 @@ class Monitor:
         frontend = one.frontend
         deadline_at_ms = one.asked_at_ms + one.budget_ms + frontend.slept_ms - one.slept_ms
         path = self._world.network.path(one.client.place, frontend.place)
-        runs_at_ms = max(frontend.resumed_at_ms, one.client.resumed_at_ms, path.cut_until_ms)
+        runs_at_ms = max(
+            frontend.resumed_at_ms,
+            one.client.resumed_at_ms,
+            path.cut_until_ms,
+            one.client.silent_until_ms[frontend.number],
+        )
         if one.asked_at_ms < max(
             frontend.resumed_at_ms, path.cut_until_ms
         ):  # of a client's first messages nobody knows how long they waited
@@ -141,22 +202,34 @@ class Monitor:
         for parcel in parcels:
             message = parcel.body
             if isinstance(message, HostMessage | EpochGranted):
-                self._told[end.owner] = Epoch(message.epoch)
+                self._obeyed[end.owner] = Epoch(message.epoch)
             elif isinstance(message, RunBatch):
-                self._commands[message.batch_id] = epoch, self._told[end.owner]
+                self._commands[message.batch_id] = epoch, self._obeyed[end.owner]
 
-    def runs(self, worker: WorkerProcess, job: Job) -> None:
-        """A device starts a batch."""
-        epoch, told = self._commands[job.batch_id]
-        if epoch != told:
-            raise Violated(f"{worker.place} obeys epoch {epoch}, and was told {told}")
+    def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float]) -> None:
+        """A device starts a batch with those inputs."""
+        epoch, obeyed = self._commands[job.batch_id]
+        if epoch != obeyed:
+            raise Violated(f"{worker.place} obeys epoch {epoch}, and was told {obeyed}")
         spec = worker.devices.specs[job.slice_id]
         size = sum(part.count for part in job.parts)
         largest = {model.model_id: model.batch_size_max for model in spec.models}
         if not 0 < size <= largest.get(job.model_id, 0):
             raise Violated(f"{job.slice_id} runs {size} of {job.model_id}, which fits {largest}")
-        if any(running.job.slice_id == job.slice_id for running in worker.devices._running):
+        if worker.devices.runs_on(job.slice_id):
             raise Violated(f"{job.slice_id} runs two batches")
+        if len(values) != size:
+            raise Violated(f"{job.slice_id} runs {size} requests with the inputs {values}")
+        for request, place in map(request_of, values):
+            self._run(self._asked[request], place, job)
+
+    def _run(self, one: Asked, place: int, job: Job) -> None:
+        if one.models[place] != job.model_id:
+            raise Violated(f"request {one.number} of {one.name} runs as {job.model_id} after {place}")
+        one.runs[place] += 1
+        most = self._world.copies(one.name) if place else 1
+        if one.runs[place] > most and job.model_id in self._world.run_once:
+            raise Violated(f"request {one.number} of {one.name} runs {one.runs[place]} times")
 
     def loaded(self, worker: WorkerProcess) -> None:
         """Everything that is on a GPU now fits into it."""
@@ -170,7 +243,7 @@ class Monitor:
 
     # ------------------------------------------------------------ tables
 
-    def bounded(self) -> None:
+    def look_at_tables(self) -> None:
         """Nobody keeps more than there can be."""
         world = self._world
         for frontend in world.frontends_alive():
@@ -183,118 +256,3 @@ class Monitor:
             for record in () if core is None else core._fleet.slices.values():
                 if len(record.flights) > 2:
                     raise Violated(f"{record.spec.slice_id} has {len(record.flights)} batches in flight")
-
-    def unsettled(self) -> str:
-        """What is not as it should be when nothing goes wrong any more; empty: all is."""
-        for problem in self._problems():
-            return problem
-        return ""
-
-    def _problems(self) -> Iterator[str]:
-        world = self._world
-        active = [scheduler for scheduler in world.schedulers_alive() if scheduler.replica.core is not None]
-        if len(active) != 1:
-            yield f"{[scheduler.place for scheduler in active]} are active"
-            return
-        (scheduler,) = active
-        core = scheduler.core
-        assert core is not None, "it is active"
-        fleet = core._fleet
-        yield from self._of_standing(scheduler)
-        frontends = {frontend.place: frontend for frontend in world.frontends_alive()}
-        listed = {str(peer) for peer, _ in fleet.frontends.values()}
-        living = {f"{place}/{frontend.incarnation}" for place, frontend in frontends.items()}
-        if listed != living:
-            yield f"frontends {sorted(listed)} are listed, {sorted(living)} live"
-        agents = {f"{agent.place}/{agent.incarnation}" for agent in world.agents_alive()}
-        if {str(peer) for peer in fleet.nodes.values()} != agents:
-            yield f"nodes {sorted(map(str, fleet.nodes.values()))} are known, {sorted(agents)} live"
-        for record in fleet.slices.values():
-            if not record.is_ready:
-                yield f"{record.spec.slice_id} is {record.state}: {record.reason}"
-            if record.flights:
-                yield f"{record.spec.slice_id} has batches in flight"
-        if core._batches.flights:
-            yield "batches are in flight of no slice"
-        for model_id in fleet.replicas:
-            if core._discipline.queued(model_id):
-                yield f"{core._discipline.queued(model_id)} requests wait for {model_id}"
-        workers = [worker for host in world.hosts for worker in host.workers.values()]
-        hosted = sorted(slice_id for worker in workers for slice_id in worker.devices.specs)
-        if hosted != sorted(map(str, fleet.slices)):
-            yield f"{hosted} are hosted, {sorted(fleet.slices)} planned"
-        for frontend in frontends.values():
-            yield from self._of_frontend(frontend, scheduler, fleet)
-        for worker in workers:
-            yield from self._of_worker(worker, scheduler)
-        for one in world.schedulers_alive():
-            yield from self._of_links(one)
-
-    def _of_standing(self, active: SchedulerProcess) -> Iterator[str]:
-        others = {
-            f"{one.place}/{one.incarnation}" for one in self._world.schedulers_alive() if one is not active
-        }
-        told = {str(peer) for peer, report in active.replica._standbys.items() if report.has_plan}
-        if told != others:
-            yield f"{sorted(told)} have the plan, {sorted(others)} stand by"
-        newest = active.shell._kept.newest
-        living = {f"{one.place}/{one.incarnation}" for one in self._world.frontends_alive()}
-        for one in self._world.schedulers_alive():
-            known = set(map(str, one.replica._frontends))
-            if known != living:
-                yield f"{one.place} knows the frontends {sorted(known)}, {sorted(living)} live"
-            if one is active or newest is None:
-                continue
-            kept = one.shell._kept.newest
-            if kept is None or (kept.epoch, kept.number) != (newest.epoch, newest.number):
-                had = None if kept is None else (kept.epoch, kept.number)
-                yield f"{one.place} has the plan {had}, the active one {(newest.epoch, newest.number)}"
-        for host in self._world.hosts:
-            if (host.lease.epoch, host.lease.holder_id) != (active.replica.epoch, active.place):
-                yield f"{host.node.node_id} has granted {host.lease}, and {active.place} has {active.replica.epoch}"
-
-    def _of_frontend(
-        self, frontend: FrontendProcess, active: SchedulerProcess, fleet: Fleet
-    ) -> Iterator[str]:
-        core, shell = frontend.shell._core, frontend.shell
-        pending = core._pending
-        ready = {
-            (record.spec.slice_id, record.incarnation) for record in fleet.slices.values() if record.is_ready
-        }
-        if shell._shards[0].active != active.number:
-            yield f"{frontend.place} goes by scheduler {shell._shards[0].active}, not {active.number}"
-        known = {(one.slice_id, one.incarnation) for one in core._shards.links[0].known._slices.values()}
-        if known != ready:
-            yield f"{frontend.place} knows the slices {sorted(known)}, not {sorted(ready)}"
-        if not core._shards.are_linked:
-            yield f"{frontend.place} is not linked"
-        kept = [
-            pending._by_client,
-            pending._bytes_by_client,
-            pending._by_seq,
-            pending._by_slice,
-            core._requests._decoding,
-        ]
-        if len(pending) or any(kept) or pending.size_bytes:
-            yield f"{frontend.place} keeps {len(pending)} requests, {kept}"
-        if len(shell._payloads):
-            yield f"{frontend.place} keeps {len(shell._payloads)} payloads"
-        if any(model.replicas == 0 for model in core.models):
-            yield f"{frontend.place} knows no replica of a model"
-
-    def _of_worker(self, worker: WorkerProcess, active: SchedulerProcess) -> Iterator[str]:
-        core = worker.shell._core
-        if core._registration.epoch != active.replica.epoch:
-            yield f"{worker.place} obeys epoch {core._registration.epoch}, not {active.replica.epoch}"
-        if len(core._early) or len(worker.shell._payloads):
-            yield f"{worker.place} keeps {len(core._early)} early inputs, {len(worker.shell._payloads)} payloads"
-        for slice_ in core._slices.values():
-            if len(slice_.queue):
-                yield f"{slice_.spec.slice_id} has {len(slice_.queue)} batches"
-
-    def _of_links(self, scheduler: SchedulerProcess) -> Iterator[str]:
-        world = self._world
-        living = {str(wire.name) for wire in world.network.wires if not wire.near.owner.is_dead and wire.name}
-        watched = {str(peer) for peer in scheduler.shell._heard._liveness._watched}
-        if watched - living:
-            yield f"{scheduler.place} watches {sorted(watched - living)}, who are dead"

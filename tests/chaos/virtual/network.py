@@ -70,6 +70,8 @@ class Path:
     cut_until_ms: float = 0.0
     full_until_ms: float = 0.0
     """Until then queues take nothing more: what is said is refused."""
+    back_at_ms: float | None = None
+    """When the host of one end that has vanished, or vanished last, is there again."""
 
     @property
     def disturbed_until_ms(self) -> float:
@@ -96,6 +98,8 @@ class Wire:
         self.identity = f"{name}#{self.mark}".encode()
         self.path = network.path(near.owner.place, far.owner.place)
         self.is_broken = False
+        self.is_half_open = False
+        """One end's host is gone, and the other one has not heard of it."""
         self.under_way: dict[End, int] = {near: 0, far: 0}
         self._network = network
         self._last_at_ms: dict[End, float] = {near: 0.0, far: 0.0}
@@ -108,6 +112,10 @@ class Wire:
         now_ms = network.time.now_ms
         if self.under_way[to] >= queue_max or now_ms < path.full_until_ms:
             return False
+        if self.is_half_open:
+            self.under_way[to] += 1
+            self._send_into_nothing()
+            return True
         at_ms = now_ms + path.delay_ms + network.draws.random() * path.jitter_ms
         if now_ms < path.slower_until_ms:
             at_ms += path.slower_ms
@@ -146,6 +154,23 @@ class Wire:
             if not end.owner.is_dead:
                 self._hang_up_at(heard_at_ms, end)
         network.wires.pop(self, None)
+
+    def lose_host(self, owner: Owner) -> None:
+        """That end's host is gone, with what was under way to it; nobody tells the other one."""
+        self.is_half_open = True
+        end = self.near if self.near.owner is owner else self.far
+        if end.inbox:
+            self._send_into_nothing()
+
+    def _send_into_nothing(self) -> None:
+        """TCP sends it again, until the host is back and knows of no such connection, or it gives up."""
+        network = self._network
+        back_at_ms = self.path.back_at_ms
+        again_ms = network.draws.uniform(0.0, 200.0)
+        ends_at_ms = network.time.now_ms + GIVEN_UP_AFTER_MS
+        if back_at_ms is not None:
+            ends_at_ms = min(ends_at_ms, max(back_at_ms, network.time.now_ms) + again_ms)
+        network.time.at(ends_at_ms, partial(self.break_off, is_all_lost=True))
 
     def finish(self, by: End) -> None:
         """One end closes it in good order: what is under way to the other one arrives, then that hears the end."""
@@ -334,11 +359,20 @@ class Network:
 
     def kill(self, owner: Owner) -> None:
         """A process is gone: the kernel closes what it had."""
+        for wire in self._end(owner):
+            wire.break_off()
+
+    def vanish(self, owner: Owner, back_at_ms: float) -> None:
+        """A process is gone with its host: nobody closes what it had."""
+        for wire in self._end(owner):
+            wire.path.back_at_ms = back_at_ms
+            wire.lose_host(owner)
+
+    def _end(self, owner: Owner) -> list[Wire]:
         for end in owner.ends:
             end.is_closed = True
             for address in end.addresses:
                 if self.listeners.get(address) is end:
                     del self.listeners[address]
         owner.ends.clear()
-        for wire in [wire for wire in self.wires if owner in (wire.near.owner, wire.far.owner)]:
-            wire.break_off()
+        return [wire for wire in self.wires if owner in (wire.near.owner, wire.far.owner)]

@@ -138,10 +138,18 @@ class Process:
 
     def kill(self) -> None:
         """It is gone, with its links."""
-        if self.is_dead:
-            return
+        if not self.is_dead:
+            self.world.network.kill(self)
+            self._gone()
+
+    def vanish(self, for_ms: float) -> None:
+        """It is gone with its host, which loses power and is back so much later: nobody closes its links."""
+        if not self.is_dead:
+            self.world.network.vanish(self, self.world.now_ms + for_ms)
+            self._gone()
+
+    def _gone(self) -> None:
         self.is_dead = True
-        self.world.network.kill(self)
         self.world.processes.remove(self)
         self.released()
 

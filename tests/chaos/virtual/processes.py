@@ -5,29 +5,25 @@ Only an agent is its core with the real sources around it: its shell has process
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fabric.ids import FrontendId, ModelId, PeerId, frontend_id, peer_id, role_id_of_node, scheduler_id
-from fabric.link import NO_EPOCH, Received
+from fabric.ids import FrontendId, PeerId, frontend_id, peer_id, role_id_of_node, scheduler_id
+from fabric.link import NO_EPOCH
 from fabric.messages import (
-    Answer,
     EpochGranted,
-    Infer,
     PlanAsked,
-    Refusal,
     RehearsalAsked,
-    SliceSpec,
 )
 from fabric.messages import (
     Host as HostMessage,
 )
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.gpu_worker.events import AgentGone
-from roles.gpu_worker.executors.base import Job
-from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.shell import WorkerOptions, WorkerShell
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import (
@@ -48,6 +44,7 @@ from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
+from roles.runtime.process import write_whole
 from roles.runtime.process_events import ProcessExited, StopAsked
 from roles.scheduler.availability.replica import SchedulerReplica
 from roles.scheduler.core import SchedulerCore
@@ -56,7 +53,7 @@ from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.scheduler.shell import SchedulerShell
 from roles.scheduler.surroundings import SchedulerSurroundings
 from roles.simulator.hardware import SimulatedNode
-from tests.chaos.virtual.links import VirtualServer
+from tests.chaos.virtual.devices import VirtualDevices
 from tests.chaos.virtual.process import Posted, Process
 
 if TYPE_CHECKING:
@@ -110,7 +107,9 @@ class SchedulerProcess(Process):
             lambda: _Asked(self, PLANNER, make_plan),
             lambda: _Asked(self, REHEARSER, make_rehearsal),
             world.next_batch_id,
+            self._write_file,
         )
+        self.disk_fails_until_ms = 0.0
         self.shell = SchedulerShell(world.written, world.run_dir, number=number, surroundings=surroundings)
         self._epoch = NO_EPOCH
         self.shell.announce()
@@ -125,6 +124,11 @@ class SchedulerProcess(Process):
     def core(self) -> SchedulerCore | None:
         """Of one that is active."""
         return self.shell._core
+
+    def _write_file(self, path: Path, text: str) -> None:
+        if self.world.now_ms < self.disk_fails_until_ms:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_whole(path, text)
 
     def turned(self) -> None:
         if self.replica.epoch != self._epoch:
@@ -145,6 +149,7 @@ class FrontendProcess(Process):
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, f"frontend-{number}")
+        self.number = number
         options = FrontendOptions(
             FrontendId(frontend_id(number)),
             world.run_dir,
@@ -153,9 +158,15 @@ class FrontendProcess(Process):
             incarnation=self.incarnation,
             clock=self,
             transport=self.transport,
+            applications=world.written.config.served_applications(),
         )
-        self.shell = FrontendShell(options, Posted[StopAsked](self))
+        self.stops: Posted[StopAsked] = Posted(self)
+        self.shell = FrontendShell(options, self.stops)
         self.run(self.shell.role)
+
+    def turned(self) -> None:
+        if self.shell.is_drained:
+            self.end()
 
     def close(self) -> None:
         for link in (self.shell._clients, self.shell._outputs, self.shell._slices):
@@ -179,6 +190,7 @@ class Host:
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     records: dict[str, Orphan] = field(default_factory=dict)
     slower: float = 1.0
+    disk_fails_until_ms: float = 0.0
     lease: LeaseRecord = NO_LEASE
 
 
@@ -232,12 +244,21 @@ class AgentProcess(Process):
         if self.is_dead:
             return
         super().kill()
-        self.host.agent = None
         for worker in list(self.host.workers.values()):
             if self.world.outlives:
                 worker.agent_gone()
             else:
                 worker.kill()
+
+    def vanish(self, for_ms: float) -> None:
+        """With all of its host."""
+        super().vanish(for_ms)
+        for worker in list(self.host.workers.values()):
+            worker.vanish(for_ms)
+
+    def _gone(self) -> None:
+        super()._gone()
+        self.host.agent = None
 
     def exited(self, worker_id: str, code: int) -> None:
         """Of those it has started or found it hears; a former agent's child that never said hello is nobody's."""
@@ -270,9 +291,11 @@ class AgentProcess(Process):
             case FollowScheduler(peer):
                 self._followed = peer
             case KeepLease(record):
-                world.monitor.granted(self.host, record)
-                self.host.lease = record
-                self.later.post(LeaseKept(record, is_written=True))
+                is_written = world.now_ms >= self.host.disk_fails_until_ms
+                if is_written:
+                    world.monitor.granted(self.host, record)
+                    self.host.lease = record
+                self.later.post(LeaseKept(record, is_written))
             case Send(peer, message):
                 is_out = self.link.send(peer, message)
                 if not is_out and isinstance(message, HostMessage | EpochGranted):
@@ -281,7 +304,7 @@ class AgentProcess(Process):
                 self._watched.add(worker_id)
                 world.at(world.now_ms + world.start_ms, lambda: self._start(worker_id))
             case Terminate(name):
-                self._signal(name, lambda worker: worker.when_running(lambda: worker.ended(0)))
+                self._signal(name, WorkerProcess.stop)
             case Kill(name):
                 self._signal(name, lambda worker: worker.ended(SIGKILL))
             case Remember(orphan):
@@ -305,32 +328,6 @@ class AgentProcess(Process):
                 end(worker)
 
         world.at(world.now_ms + wait_ms, reach)
-
-
-class VirtualDevices(EmulatedExecutor):
-    """Emulated devices that a script slows down."""
-
-    def __init__(self, process: WorkerProcess) -> None:
-        super().__init__()
-        self._process = process
-        self.specs: dict[str, SliceSpec] = {}
-        self.busy: dict[str, int] = {}
-
-    def load(self, spec: SliceSpec) -> None:
-        super().load(spec)
-        self.specs[spec.slice_id] = spec
-        self._process.world.monitor.loaded(self._process)
-
-    def unload(self, slice_id: Any) -> None:
-        super().unload(slice_id)
-        self.specs.pop(slice_id, None)
-
-    def run(self, job: Job, now_ms: float) -> None:
-        self._process.world.monitor.runs(self._process, job)
-        super().run(job, now_ms)
-
-    def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
-        return super().slowdown(job, batch_size, now_ms) * self._process.host.slower
 
 
 class _Watch(Posted[AgentGone]):
@@ -360,14 +357,19 @@ class WorkerProcess(Process):
             make_emulated=lambda: self.devices,
         )
         outlive_ms = OUTLIVE_MS if world.outlives else 0.0
+        self._stops: Posted[StopAsked] = Posted(self)
         self.shell = WorkerShell(
-            agent.address, worker_id, world.run_dir, options, Posted[StopAsked](self), self._watch, outlive_ms
+            agent.address, worker_id, world.run_dir, options, self._stops, self._watch, outlive_ms
         )
         self.run(self.shell.role)
 
     def agent_gone(self) -> None:
         """The kernel says so."""
         self.when_running(lambda: self._watch.post(AgentGone()))
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.when_running(lambda: self._stops.post(StopAsked()))
 
     def turned(self) -> None:
         if self.shell.end is not None:
@@ -387,11 +389,14 @@ class WorkerProcess(Process):
         if self.is_dead:
             return
         super().kill()
-        del self.host.workers[self.worker_id]
-        self.host.records.pop(self.worker_id, None)
         agent = self.host.agent
         if agent is not None:
             agent.exited(self.worker_id, code)
+
+    def _gone(self) -> None:
+        super()._gone()
+        del self.host.workers[self.worker_id]
+        self.host.records.pop(self.worker_id, None)
 
     def close(self) -> None:
         self.shell._frontends.close()
@@ -404,66 +409,3 @@ class WorkerProcess(Process):
         self.shell._scheduler.close()
         self.shell._real.close()
         self.shell._untold.close()
-
-
-class ClientProcess(Process):
-    """A client with a connection to each frontend. The monitor hears what becomes of what it asks."""
-
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, f"client-{number}")
-        self.pending: dict[tuple[int, int], int] = {}
-        """By frontend and the connection's own number: the request."""
-        self._given_up: set[tuple[int, int]] = set()
-        """Whose connection broke: an answer may still come by the next one, once."""
-        self._links: list[VirtualServer] = []
-        self._numbers = [0] * world.frontends
-        own = peer_id(f"client-{number}", self.incarnation)
-        for place in range(world.frontends):
-            address = RunDir(world.run_dir).ipc_address(f"{frontend_id(place)}.client")
-            link = self.transport.connect(own, PeerId(frontend_id(place)), [address])
-            link.on_hang_up = partial(self._cut_off, place)
-            self._links.append(link)
-
-    def ask(self, request: int, place: int, model_id: ModelId, budget_ms: float) -> bool:
-        """False: there is no connection to that frontend."""
-        self._numbers[place] += 1
-        number = self._numbers[place]
-        link = self._links[place]
-        is_sent = link.send(PeerId(frontend_id(place)), Infer(number, model_id, budget_ms))
-        if is_sent:
-            self.pending[place, number] = request
-        return is_sent
-
-    def turn(self) -> None:
-        for place, link in enumerate(self._links):
-            for received in link.receive(1 << 20):
-                self._heard(place, received)
-        for link in self._links:
-            if link.inbox:
-                self.wake(link.inbox[0].arrives_at_ms)
-
-    def close(self) -> None:
-        for link in self._links:
-            link.close()
-
-    def kill(self) -> None:
-        if not self.is_dead:
-            super().kill()
-            for request in self.pending.values():
-                self.world.monitor.client_gone(request)
-
-    def _heard(self, place: int, received: Received) -> None:
-        message = received.message
-        if isinstance(message, Answer | Refusal):
-            key = place, message.request_no
-            if key in self._given_up:
-                self._given_up.remove(key)
-                return
-            code = message.code if isinstance(message, Refusal) else ""
-            self.world.monitor.answered(self.pending.pop(key, None), key, code)
-
-    def _cut_off(self, place: int) -> None:
-        """Its connection broke: it knows nothing of what it asked there."""
-        for key in [key for key in self.pending if key[0] == place]:
-            self.world.monitor.cut_off(self.pending.pop(key))
-            self._given_up.add(key)

@@ -12,6 +12,7 @@ import yaml
 ROLES: Final = ("scheduler", "frontend", "agent", "worker", "client")
 KINDS: Final = {
     "kill": 6,
+    "vanish": 3,
     "pause": 4,
     "restart": 2,
     "reset": 4,
@@ -19,18 +20,24 @@ KINDS: Final = {
     "cut": 3,
     "delay": 2,
     "full": 2,
-    "sleep": 1,
+    "sleep": 2,
     "slow": 1,
+    "disk": 1,
+    "change": 3,
 }
 """With how often each is drawn. docs/testing.md says what they mean."""
 FAULTY_MS: Final = 1_000.0
 ALL: Final = "all"
+ACTIVE: Final = "active"
 BATCHINGS: Final = ("tenuto", "deferred", "eager", "clockwork", "nexus", "shepherd")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`who` and `whom`: a role and a number, counted round among the living, or `ALL` of them. `for_ms`: of what lasts, or until the next start."""
+    """`who` and `whom`: a role and a number, counted round among the living, or `ALL` of them, or the `ACTIVE` scheduler.
+
+    `for_ms`: of what lasts, or until the next start. Of a change `whom` is what is asked for: `add:2` of a model, `drain:0` of a node.
+    """
 
     at_ms: float
     kind: str
@@ -56,6 +63,16 @@ class Shape:
     outlives: bool = False
     delay_ms: float = 0.2
     start_ms: float = 60.0
+    load_ms: float = 0.0
+    """Of a slice, or of a model more on it."""
+    resends: bool = False
+    """Whether clients send what a frontend that they lost had not answered to another one."""
+    run_once: bool = False
+    """Whether the last model must not run a request twice."""
+    application: bool = False
+    """Whether clients ask an application, too: the first model, and for its answer the last one, twice."""
+    cancels: float = 0.0
+    """Which part of the requests is cancelled before its deadline."""
     rate_rps: float = 40.0
     slo_ms: float = 100.0
 
@@ -101,9 +118,16 @@ def draw(seed: int) -> Script:
         outlives=rng.random() < 0.3,
         delay_ms=rng.choice((0.05, 0.3, 2.0)),
         start_ms=rng.choice((20.0, 80.0, 200.0)),
+        load_ms=rng.choice((0.0, 0.0, 50.0, 300.0)),
+        resends=rng.random() < 0.5,
+        run_once=rng.random() < 0.3,
+        cancels=rng.choice((0.0, 0.0, 0.2)),
+        application=rng.random() < 0.3,
         rate_rps=rng.choice((10.0, 25.0, 50.0)),
         slo_ms=rng.choice((40.0, 100.0, 300.0)),
     )
+    if shape.run_once and shape.batching == "shepherd":  # which runs requests twice
+        shape = replace(shape, run_once=False)
     count = rng.choice((1, 1, 2, 2, 3, 4, 6, 8))
     from_ms, span_ms = 20.0, FAULTY_MS
     if rng.random() < 0.5:  # one upon the other
@@ -119,6 +143,12 @@ def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
     match kind:
         case "kill" | "restart":
             for_ms = rng.choice((0.0, 30.0, 150.0, 700.0))
+        case "vanish":
+            for_ms = rng.choice((30.0, 700.0, 4_000.0))
+        case "disk":
+            who, for_ms = rng.choice(("scheduler:active", "agent:0", "agent:1")), rng.choice((100.0, 1_500.0))
+        case "change":
+            who, whom = "operator", f"{rng.choice(CHANGES)}:{rng.randrange(4)}"
         case "pause":
             for_ms = rng.choice((20.0, 120.0, 500.0, 900.0, 2_200.0))
         case "sleep":
@@ -139,6 +169,7 @@ def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
     return Fault(at_ms, kind, who, whom, for_ms)
 
 
+CHANGES: Final = ("add", "add", "remove", "slo", "drain", "back")
 _PAIRS: Final = (
     ("frontend", "scheduler"),
     ("agent", "scheduler"),
@@ -153,6 +184,8 @@ _PAIRS: Final = (
 
 
 _HOSTED: Final = (
+    "scheduler:active",
+    "scheduler:active",
     "scheduler:0",
     "scheduler:1",
     "frontend:0",
@@ -166,7 +199,8 @@ _HOSTED: Final = (
 
 
 def _one(rng: random.Random) -> str:
-    return f"{rng.choice(ROLES)}:{rng.randrange(3)}"
+    who = f"{rng.choice(ROLES)}:{rng.randrange(3)}"
+    return f"scheduler:{ACTIVE}" if who == "scheduler:0" else who
 
 
 def smaller(script: Script) -> Iterator[Script]:

@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import json
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -18,31 +19,40 @@ from typing import Any, Final
 from fabric.ids import BatchId, Incarnation, ModelId, scheduler_id
 from roles.config.read_config import parse_config
 from roles.runtime.environment import RunDir
-from roles.runtime.process_events import StopAsked
 from roles.scheduler.planning.saved_plan import Begun
 from roles.scheduler.planning.start_config import Written
 from roles.simulator.simulation import hardware_of
-from tests.chaos.virtual.monitor import Monitor, Violated
+from tests.chaos.virtual.changes import Changes
+from tests.chaos.virtual.clients import ClientProcess
+from tests.chaos.virtual.devices import FIRST_REQUEST
+from tests.chaos.virtual.faults import Faults
+from tests.chaos.virtual.monitor import ANSWER, GRACE_MS, Asked, Monitor, Violated
 from tests.chaos.virtual.network import Network
 from tests.chaos.virtual.process import Process
 from tests.chaos.virtual.processes import (
     AgentProcess,
-    ClientProcess,
     FrontendProcess,
     Host,
     SchedulerProcess,
-    WorkerProcess,
 )
-from tests.chaos.virtual.script import ALL, FAULTY_MS, Fault, Script, Shape
+from tests.chaos.virtual.script import FAULTY_MS, Script, Shape
+from tests.chaos.virtual.settled import unsettled
 
 BOOT_WITHIN_MS: Final = 3_000.0
 SETTLE_WITHIN_MS: Final = 20_000.0
 LOOK_EVERY_MS: Final = 250.0
-_STOP: Final = StopAsked()
 STEPS_MAX: Final = 400_000
 """Events of one history: more are a loop that feeds itself."""
 ALPHA_MS, BETA_MS, BATCH_MAX = 1.0, 6.0, 8
-MEMORY_MB = 900
+MEMORY_MB, ADDED_MEMORY_MB = 900, 30
+ROUNDS, ROUND_MS = 12, 400.0
+"""Of requests when all is well again, until all of one round are answered."""
+APPLICATION: Final = ModelId("both")
+COPIES: Final = 2
+ENOUGH_MS: Final = 80.0
+"""With as much time a request is answered where nothing goes wrong: two full batches, and all ways."""
+SHARE_OF_OTHERS: Final = 0.5
+"""Disciplines that leave a device idle until two models want it at one moment lose some of what is easy."""
 
 
 class World:
@@ -63,6 +73,8 @@ class World:
         ]
         self.processes: list[Process] = []
         self.clients: list[ClientProcess | None] = []
+        self.drained: set[int] = set()
+        """The frontends that were told to end in order while nothing else went wrong."""
         self.by_number: dict[int, FrontendProcess] = {}
         self.schedulers: dict[int, SchedulerProcess] = {}
         """Those that run, by number."""
@@ -72,10 +84,13 @@ class World:
         self._clocks = random.Random(f"{script.seed}/clocks")
         self._happening: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
-        self._replaced: set[Process] = set()
-        self._ending: list[Process] = []
+        self._faults = Faults(self)
+        self.changes = Changes(self, partial(_model, shape))
+        self._easy_until_ms = 0.0
+        """What is asked and due before that moment meets nothing that goes wrong."""
+        self._cancels = random.Random(f"{script.seed}/cancels")
         self._incarnations = count(1)
-        self._requests = count(1)
+        self._requests = count(FIRST_REQUEST)
         self._batch_ids = random.Random(f"{script.seed}/batches")
         self.written = _written(json.dumps(_document(shape)))
         self.hosts = [Host(node) for node in hardware_of(self.written.config, 1).nodes]
@@ -85,6 +100,43 @@ class World:
     def at(self, at_ms: float, callback: Callable[[], object]) -> None:
         """Call back at that moment."""
         heapq.heappush(self._happening, (max(at_ms, self.now_ms), next(self._order), callback))
+
+    @property
+    def run_once(self) -> frozenset[ModelId]:
+        """Models that must not run a request twice."""
+        return frozenset([ModelId(f"m{self.shape.models - 1}")] if self.shape.run_once else [])
+
+    @property
+    def names(self) -> Sequence[ModelId]:
+        """What clients ask."""
+        models = [ModelId(f"m{number}") for number in range(self.shape.models)]
+        return [*models, APPLICATION] if self.shape.application else models
+
+    def models_of(self, name: ModelId) -> Sequence[ModelId]:
+        """Those that a request goes through, one after the other."""
+        return [ModelId("m0"), ModelId(f"m{self.shape.models - 1}")] if name == APPLICATION else [name]
+
+    def copies(self, name: ModelId) -> int:
+        """How many answers of its last model are in its answer."""
+        return COPIES if name == APPLICATION else 1
+
+    def is_doubtful(self, name: ModelId) -> bool:
+        """Whether that may be known, and may not."""
+        return any(self.changes.is_doubtful(one) for one in self.models_of(name))
+
+    def start_scheduler(self, number: int) -> None:
+        """Another process at that place; so the next three."""
+        self.schedulers[number] = SchedulerProcess(self, number)
+
+    def start_frontend(self, number: int) -> None:
+        self.drained.discard(number)
+        self.by_number[number] = FrontendProcess(self, number)
+
+    def start_agent(self, host: Host) -> None:
+        AgentProcess(self, host)
+
+    def start_client(self, number: int) -> None:
+        self.clients[number] = ClientProcess(self, number)
 
     def next_incarnation(self) -> Incarnation:
         """Another one for every start."""
@@ -118,13 +170,24 @@ class World:
         try:
             self._boot()
             began_ms = self.now_ms
-            self._load(began_ms)
+            self._load(f"{self.script.seed}/load", FAULTY_MS + 150.0)
             for fault in self.script.faults:
-                self.at(began_ms + fault.at_ms, partial(self._strike, fault))
+                self.at(began_ms + fault.at_ms, partial(self._faults.strike, fault))
+            if self.shape.is_up:
+                first_ms = min((fault.at_ms for fault in self.script.faults), default=FAULTY_MS)
+                self._easy_until_ms = began_ms + first_ms
             self._run_until(began_ms + FAULTY_MS + 200.0)
+            lost = self.monitor.not_served
+            if not self.monitor.serves(self._share):
+                raise Violated(f"nothing has gone wrong yet, and {lost}")
             self._settle()
+            self._run_until(self.now_ms + 600.0)  # the longest pause before a client tries to connect again
+            self._serve_again()
             self._probe()
         finally:
+            for client in self.clients:
+                if client is not None:
+                    client.pending.clear()
             for process in list(self.processes):
                 process.kill()
             shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -141,75 +204,110 @@ class World:
         if self.shape.is_up:
             self._wait_until_settled(BOOT_WITHIN_MS, "it does not come up")
 
-    def _load(self, began_ms: float) -> None:
-        draws = random.Random(f"{self.script.seed}/load")
-        at_ms = began_ms
-        while (at_ms := at_ms + draws.expovariate(self.shape.rate_rps) * 1e3) < began_ms + FAULTY_MS + 150.0:
-            model_id = ModelId(f"m{draws.randrange(self.shape.models)}")
+    def _load(self, name: str, for_ms: float) -> None:
+        draws = random.Random(name)
+        began_ms = at_ms = self.now_ms
+        while (at_ms := at_ms + draws.expovariate(self.shape.rate_rps) * 1e3) < began_ms + for_ms:
+            model_id = draws.choice(self.names)
             client, frontend = draws.randrange(self.shape.clients), draws.randrange(self.shape.frontends)
             budget_ms = self.shape.slo_ms * draws.choice((1.0, 1.0, 0.5, 2.0))
             burst = draws.choice((1, 1, 1, 5))
             for _ in range(burst):
-                self.at(
-                    at_ms,
-                    partial(self._ask, client, frontend, model_id, budget_ms),
-                )
+                self.at(at_ms, partial(self._ask, client, frontend, model_id, budget_ms))
 
-    def _ask(
-        self, client_number: int, frontend_number: int, model_id: ModelId, budget_ms: float
-    ) -> int | None:
-        client, frontend = self.clients[client_number], self.by_number.get(frontend_number)
+    def _ask(self, client_number: int, number: int, model_id: ModelId, budget_ms: float) -> int | None:
+        client, frontend = self.clients[client_number], self.by_number.get(number)
         if client is None or client.is_stopped:
             return None
         request = next(self._requests)
-        if frontend is None or not client.ask(request, frontend_number, model_id, budget_ms):
+        if frontend is None or not client.ask(request, number, model_id, budget_ms):
             self.monitor.not_asked()
             return None
-        self.monitor.asked(request, client, frontend, budget_ms)
+        models = self.models_of(model_id)
+        is_easy = (
+            self.now_ms + budget_ms + GRACE_MS < self._easy_until_ms
+            and budget_ms >= ENOUGH_MS * len(models)
+            and not self.is_doubtful(model_id)
+        )
+        asked_at_ms, slept_ms = self.now_ms, frontend.slept_ms
+        self.monitor.asked(
+            Asked(request, model_id, models, client, frontend, asked_at_ms, budget_ms, slept_ms, is_easy)
+        )
+        if self._cancels.random() < self.shape.cancels:
+            cancel_at_ms = self.now_ms + self._cancels.random() * budget_ms
+            self.at(cancel_at_ms, partial(client.when_running, partial(self._cancel, client, request)))
         return request
+
+    def _cancel(self, client: ClientProcess, request: int) -> None:
+        if not self.monitor.fate_of(request):
+            self.monitor.cancelled(request)
+            client.cancel(request)
 
     def _settle(self) -> None:
         self._wait_until_settled(SETTLE_WITHIN_MS, "it does not recover")
 
     def _wait_until_settled(self, within_ms: float, what: str) -> None:
         until_ms = self.now_ms + within_ms
-        while self._is_disturbed() or (problem := self.monitor.unsettled()):
+        while self.is_disturbed or (problem := unsettled(self)):
             if self.now_ms >= until_ms:
-                problem = "" if self._is_disturbed() else problem
+                problem = "" if self.is_disturbed else problem
                 raise Violated(f"{what} within {within_ms / 1e3:g} s: {problem}")
-            if self._is_disturbed():
+            if self.is_disturbed:
                 until_ms = self.now_ms + within_ms
             self._run_until(self.now_ms + 50.0)
 
-    def _is_disturbed(self) -> bool:
+    @property
+    def is_disturbed(self) -> bool:
         """Whether something still goes wrong by the script."""
         return (
             any(process.is_stopped for process in self.processes)
-            or any(not process.is_dead for process in self._ending)
+            or self._faults.are_ending
+            or self.changes.are_under_way
             or any(path.disturbed_until_ms > self.now_ms for path in self.network.paths)
             or len(self.schedulers) < self.shape.schedulers
+            or any(one.disk_fails_until_ms > self.now_ms for one in self.schedulers.values())
             or any(host.agent is None or host.slower != 1.0 for host in self.hosts)
+            or any(host.disk_fails_until_ms > self.now_ms for host in self.hosts)
             or len(self.by_number) < self.shape.frontends
             or any(client is None for client in self.clients)
         )
 
+    def _serve_again(self) -> None:
+        """Who asks for what can be served is served, at the latest after a few seconds of asking."""
+        self._easy_until_ms = math.inf
+        for number in range(ROUNDS):
+            self._load(f"{self.script.seed}/afterwards/{number}", ROUND_MS)
+            self._run_until(self.now_ms + ROUND_MS + 2.5 * self.shape.slo_ms)
+            lost = self.monitor.not_served
+            if self.monitor.serves(self._share):
+                return
+        raise Violated(f"all is well for a while, and {lost}")
+
+    @property
+    def _share(self) -> float:
+        """Of what is easy to serve this is served at least."""
+        return 1.0 if self.shape.batching in {"tenuto", "eager"} else SHARE_OF_OTHERS
+
     def _probe(self) -> None:
         """Each client gets an answer of each model by each frontend."""
-        self._run_until(self.now_ms + 600.0)  # the longest pause before a client tries to connect again
+        served = {one: is_served for one, is_served in self.changes.served.items() if is_served is not None}
+        if self.shape.application and all(served.get(one) for one in self.models_of(APPLICATION)):
+            served[APPLICATION] = True
         asked = []
         for client in range(self.shape.clients):
             for frontend in range(self.shape.frontends):
-                for model in range(self.shape.models):
-                    request = self._ask(client, frontend, ModelId(f"m{model}"), 2_000.0)
+                for model_id in served:
+                    request = self._ask(client, frontend, model_id, 2_000.0)
                     if request is None:
                         raise Violated(f"client {client} is not connected to frontend {frontend}")
-                    asked.append(request)
+                    asked.append((request, model_id))
                     self._run_until(self.now_ms + 40.0)
         self._run_until(self.now_ms + 2_500.0)
-        fates = [self.monitor.fate_of(request) for request in asked]
-        if any(fate != "answer" for fate in fates):
-            raise Violated(f"all is well, and requests end as {fates}")
-        problem = self.monitor.unsettled()
+        for request, model_id in asked:
+            fate, expected = self.monitor.fate_of(request), ANSWER if served[model_id] else "ModelNotFound"
+            if fate not in {expected, "Cancelled"}:
+                raise Violated(f"all is well, and request {request} of {model_id} ends as {fate}")
+        problem = unsettled(self)
         if problem:
             raise Violated(f"after the last answer {problem}")
 
@@ -223,7 +321,7 @@ class World:
             self.now_ms = at_ms
             if at_ms >= look_at_ms:
                 look_at_ms = at_ms + LOOK_EVERY_MS
-                self.monitor.bounded()
+                self.monitor.look_at_tables()
             callback()
         self.now_ms = until_ms
 
@@ -231,141 +329,34 @@ class World:
         draws = random.Random(f"{self.script.seed}/{one}/{other}")
         return self.shape.delay_ms * draws.uniform(0.5, 1.0), self.shape.delay_ms * draws.uniform(0.0, 0.5)
 
-    # ------------------------------------------------------------ faults
 
-    def _strike(self, fault: Fault) -> None:
-        if fault.whom:
-            self._strike_path(fault)
-            return
-        process = self._find(fault.who)
-        if process is None:
-            return
-        match fault.kind:
-            case "kill":
-                process.kill()
-                self._start_again(process, fault.for_ms)
-            case "restart":
-                self._restart(process, fault.for_ms)
-            case "pause":
-                process.stop_for(fault.for_ms, does_clock_stop=False)
-            case "sleep":
-                process.stop_for(fault.for_ms, does_clock_stop=True)
-            case "slow":
-                assert isinstance(process, AgentProcess)
-                host = process.host
-                host.slower = 8.0
-                self.at(self.now_ms + fault.for_ms, lambda: setattr(host, "slower", 1.0))
-            case _:
-                raise AssertionError(fault)
-
-    def _strike_path(self, fault: Fault) -> None:
-        other = self._find(fault.whom)
-        for one in self._find_all(fault.who):
-            if other is not None and one is not other:
-                self._strike_between(fault, one, other)
-
-    def _strike_between(self, fault: Fault, one: Process, other: Process) -> None:
-        match fault.kind:
-            case "reset" | "lose":
-                for wire in self.network.between(one.place, other.place):
-                    wire.break_off(is_all_lost=fault.kind == "lose")
-            case "cut":
-                self.network.cut(one.place, other.place, fault.for_ms)
-            case "full":
-                if "client" not in fault.who:  # an answer that its client does not read has been given
-                    self.network.path(one.place, other.place).full_until_ms = self.now_ms + fault.for_ms
-            case "delay":
-                if "client" not in fault.who:  # the longer way is the client's, and no frontend knows of it
-                    path = self.network.path(one.place, other.place)
-                    path.slower_ms, path.slower_until_ms = 25.0, self.now_ms + fault.for_ms
-            case _:
-                raise AssertionError(fault)
-
-    def _find(self, who: str) -> Process | None:
-        found = self._find_all(who)
-        return found[0] if found else None
-
-    def _find_all(self, who: str) -> Sequence[Process]:
-        role, _, number = who.partition(":")
-        workers = [worker for host in self.hosts for worker in host.workers.values()]
-        living: dict[str, list[Any]] = {
-            "scheduler": self.schedulers_alive(),
-            "frontend": self.frontends_alive(),
-            "agent": self.agents_alive(),
-            "worker": workers,
-            "client": self.clients,
-        }
-        found = [one for one in living[role] if one is not None]
-        return found if number == ALL or not found else [found[int(number or 0) % len(found)]]
-
-    def _restart(self, process: Process, after_ms: float) -> None:
-        """In order: SIGTERM."""
-        self._ending.append(process)
-        match process:
-            case AgentProcess():
-                process.when_running(lambda: process.stops.post(_STOP))
-                self._when_dead(process, lambda: self._start_again(process, after_ms))
-            case WorkerProcess():
-                process.when_running(lambda: process.ended(0))
-            case _:
-                process.when_running(process.end)
-                self._when_dead(process, lambda: self._start_again(process, after_ms))
-
-    def _when_dead(self, process: Process, then: Callable[[], None]) -> None:
-        if process.is_dead:
-            then()
-        else:
-            self.at(self.now_ms + 5.0, lambda: self._when_dead(process, then))
-
-    def _start_again(self, process: Process, after_ms: float) -> None:
-        """Its place is empty, and taken again so much later."""
-        if process in self._replaced:
-            return
-        self._replaced.add(process)
-        match process:
-            case SchedulerProcess():
-                number = process.number
-                del self.schedulers[number]
-                self.at(self.now_ms + after_ms, lambda: self._start_scheduler(number))
-            case FrontendProcess():
-                number = next(number for number, one in self.by_number.items() if one is process)
-                del self.by_number[number]
-                self.at(self.now_ms + after_ms, lambda: self._start_frontend(number))
-            case AgentProcess(host=host):
-                self.at(self.now_ms + after_ms, lambda: self._start_agent(host))
-            case ClientProcess():
-                number = self.clients.index(process)
-                self.clients[number] = None
-                self.at(self.now_ms + after_ms, lambda: self._start_client(number))
-            case _:
-                pass  # workers are started by their agent
-
-    def _start_scheduler(self, number: int) -> None:
-        self.schedulers[number] = SchedulerProcess(self, number)
-
-    def _start_frontend(self, number: int) -> None:
-        self.by_number[number] = FrontendProcess(self, number)
-
-    def _start_agent(self, host: Host) -> None:
-        AgentProcess(self, host)
-
-    def _start_client(self, number: int) -> None:
-        self.clients[number] = ClientProcess(self, number)
+def _model(shape: Shape, number: int) -> dict[str, Any]:
+    """Its section of the configuration; those that are added later are small."""
+    is_first = number < shape.models
+    return {
+        "name": f"m{number}",
+        "slo_ms": shape.slo_ms,
+        "rate_rps": shape.rate_rps,
+        "profile": {"alpha_ms": ALPHA_MS, "beta_ms": BETA_MS, "max_batch": BATCH_MAX},
+        "memory_mb": MEMORY_MB // shape.models if is_first else ADDED_MEMORY_MB,
+        "idempotent": not (shape.run_once and number == shape.models - 1),
+    }
 
 
 def _document(shape: Shape) -> dict[str, Any]:
-    profile = {"alpha_ms": ALPHA_MS, "beta_ms": BETA_MS, "max_batch": BATCH_MAX}
+    stages = {
+        "first": {"model": "m0"},
+        "last": {"model": f"m{shape.models - 1}", "after": "first", "fan_out": COPIES},
+    }
+    application = {
+        "name": APPLICATION,
+        "slo_ms": 2 * shape.slo_ms,
+        "rate_rps": shape.rate_rps,
+        "stages": stages,
+    }
     return {
-        "models": [
-            {
-                "name": f"m{number}",
-                "slo_ms": shape.slo_ms,
-                "rate_rps": shape.rate_rps,
-                "profile": profile,
-                "memory_mb": MEMORY_MB // shape.models,
-            }
-            for number in range(shape.models)
-        ],
+        "models": [_model(shape, number) for number in range(shape.models)],
+        **({"applications": [application]} if shape.application else {}),
         "cluster": {
             "nodes": [
                 {

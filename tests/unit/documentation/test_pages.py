@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from docs.generate import generated
+from roles.runtime import exit_codes
 from tests.documentation import DOCS, PAGES, ROOT, anchors, links
 
 
@@ -50,3 +51,13 @@ def _pages_in(nav: Any) -> Any:
 )
 def test_pages_made_from_the_code_are_as_the_code_is(path: Path, text: str) -> None:
     assert path.read_text(encoding="utf-8") == text, "the code has changed: run `python -m docs.generate`"
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    rows = re.findall(r"^\| (\d+) \| \S", (DOCS / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_")}
+    ours = known - {
+        exit_codes.EXIT_NOT_STARTED,
+        exit_codes.EXIT_UNKNOWN,
+    }  # of processes that never were, or are nobody's
+    assert sorted(map(int, rows)) == sorted({0, 2} | ours)  # 2 is click's

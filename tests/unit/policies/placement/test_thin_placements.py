@@ -44,6 +44,16 @@ def test_symphony_hosts_every_model_on_every_gpu() -> None:
     assert placed.gpus_used == (0, 1, 2)
 
 
+def test_symphony_says_where_each_model_is_and_why_not_elsewhere() -> None:
+    slots = [gpu(0), gpu(1), gpu(2, gpu_type="k80")]
+    every = {**profiles("a", "b"), **profiles("a", gpu_type="k80")}
+    both, some = placement_policy("symphony").place([model("a"), model("b")], slots, every).decisions
+    assert (both.subject, both.metrics, both.rejected) == ("a", {"gpus": 3.0}, ())
+    assert "on all 3 GPUs" in both.chosen
+    assert "on 2 of 3 GPUs" in some.chosen
+    assert "k80" in some.rejected[0].reason
+
+
 def test_symphony_expects_the_staggered_bound_of_table_2() -> None:
     policy = placement_policy("symphony")
     full = policy.place([model("a", rate_rps=1e5)], gpus(8), profiles("a"))

@@ -194,3 +194,29 @@ def test_a_flag_beside_a_file_that_is_wrong_is_no_defect(tmp_path: Path, nodes: 
     for option in (("--gpus", "2"), ("--rate", "5"), ("--slo", "5"), ("--rate", "a=5")):
         with pytest.raises(ConfigError):
             run("config", "show", path, *option)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (
+            Override("models[0].slo_ms", 0, "--slo"),
+            "slo_ms: is 0; .* \\(models\\[0\\].slo_ms is from --slo\\)$",
+        ),
+        (
+            Override("models[0].slo", 3, "--set"),
+            "did you mean slo_ms\\? \\(models\\[0\\].slo is from --set\\)$",
+        ),
+        (Override("models[0].rate_rps", 3, "--rate"), "slo_ms: is 'x'; it must be a number$"),
+    ],
+)
+def test_a_wrong_value_is_not_blamed_on_the_file_where_it_is_not_from_there(
+    tmp_path: Path, given: Override, complaint: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    slo = "x" if given.origin == "--rate" else 25
+    file.write_text(
+        f"models: [{{name: a, slo_ms: {slo}, profile: {{alpha_ms: 1, beta_ms: 5}}}}]\ncluster: {{gpus: 1}}\n"
+    )
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(file, lambda _: [given])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 import zlib
 from dataclasses import replace
 
@@ -224,3 +225,24 @@ def test_bodies_share_one_budget() -> None:
     assert refusal(list(second.feed(post(bytes(4_000)), 0.0))).code == "Overloaded"
     first.close()
     assert budget.used == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 700])
+def test_a_body_in_many_small_pieces_takes_no_more_room_than_its_bytes(size: int) -> None:
+    limits = HttpLimits()
+    budget = BodyBudget(limits.bodies_bytes_max)
+    one = reader(limits, budget)
+    piece = b"ab" * 700
+    frames = b"%x\r\n%s\r\n" % (size, piece[:size]) * (200_000 // (size + 10))
+    one.feed(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 0.0)
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            assert list(one.feed(frames, 0.0)) == []
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.3 * budget.used + 20_000
+    (request,) = one.feed(b"0\r\n\r\n", 0.0)
+    assert isinstance(request, Request)
+    assert request.body == piece[:size] * (200_000 // (size + 10)) * 10

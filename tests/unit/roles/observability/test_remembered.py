@@ -93,6 +93,15 @@ def test_a_run_that_was_slower_than_its_table_is_the_cause_where_it_is() -> None
     assert its.would_have_met == ("a run as fast as its table says: 14 ms",)
 
 
+def test_a_budget_that_is_less_than_a_run_alone_is_the_cause_where_it_is() -> None:
+    ledger = Ledger(waited_ms=0.6, total_ms=0.8, request_id="a-1")
+    record = RequestRecord(1, "a-1", OURS, "DeadlineExceeded", "", 0.0, 0.7, ledger, BatchId(0))
+    its = explain(RequestSeen(record, 1_200.0, 1_200.8), BATCHES, {HERE})
+    assert its.sentences[-1] == (
+        "A run alone takes 8.0 ms of the 0.7 ms that it had: only a larger budget or a faster device would have brought it in time."
+    )
+
+
 def test_a_good_request_needs_no_counterfactual() -> None:
     its = explain(late_request(outcome="good"), BATCHES, {HERE})
     assert its.would_have_met == ()

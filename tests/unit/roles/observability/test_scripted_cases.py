@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from fabric.ids import BatchId, ModelId, NodeId, SliceId
 from fabric.messages import BatchEntry, SliceSpec, replaced
-from roles.cli.why import told
+from roles.cli.why import told, why_document
 from roles.config.cluster import NetworkConfig
-from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose
+from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose, measured
 from roles.observability.explain import explain
 from roles.observability.remedies import Remedy, remedies
 from roles.observability.remembered import BatchSeen
@@ -17,6 +21,12 @@ from tests.observed_stage import observed
 
 LINE = {"alpha_ms": 1.0, "beta_ms": 5.0, "max_batch": 32}
 OURS = ModelId("resnet50")
+LOUD = {
+    "name": "bert",
+    "slo_ms": 200,
+    "rate_rps": 50,
+    "profile": {"alpha_ms": 2, "beta_ms": 30, "max_batch": 32},
+}
 
 
 def document(
@@ -78,14 +88,8 @@ def test_too_little_capacity() -> None:
 
 
 def test_a_noisy_neighbour_on_the_same_slices() -> None:
-    loud = {
-        "name": "bert",
-        "slo_ms": 200,
-        "rate_rps": 50,
-        "profile": {"alpha_ms": 2, "beta_ms": 30, "max_batch": 32},
-    }
     situation = observed(
-        document(150.0, others=(loud,), batching="eager"), 2.5, asked={"bert": {"rate_rps": 900}}
+        document(150.0, others=(LOUD,), batching="eager"), 2.5, asked={"bert": {"rate_rps": 900}}
     )
     finding = first(situation)
     assert (finding.cause, finding.about) == (Cause.NEIGHBOUR, "bert")
@@ -164,21 +168,80 @@ def test_a_slow_link() -> None:
     assert Cause.HOST not in causes(situation)
 
 
+CASES: dict[str, tuple[Cause, str, Callable[[], Situation]]] = {
+    "one slow GPU": (
+        Cause.SLOW_SLICE,
+        "its batches take 1.80 times their profile on local/gpu0/0",
+        lambda: observed(document(850.0), 3.0, reality=first_gpu_slow),
+    ),
+    "one bursty model": (
+        Cause.BURSTS,
+        "requests of resnet50 come in bursts",
+        lambda: observed(document(), 8.0, asked={OURS: {"arrival": {"process": "gamma", "shape": 0.02}}}),
+    ),
+    "too little capacity": (
+        Cause.CAPACITY,
+        "of resnet50 came, and the plan is for 300",
+        lambda: observed(document(), 2.5, asked={OURS: {"rate_rps": 1_500}}),
+    ),
+    "a noisy neighbour": (
+        Cause.NEIGHBOUR,
+        "of bert came, and the plan is for 50",
+        lambda: observed(
+            document(150.0, others=(LOUD,), batching="eager"), 2.5, asked={"bert": {"rate_rps": 900}}
+        ),
+    ),
+    "a starved host": (
+        Cause.HOST,
+        "timers of scheduler-0 are 14 ms late",
+        lambda: observed(
+            document(), 5.0, network=NetworkConfig(jitter_ms=6.0), late_timers_ms={"scheduler-0": 14.0}
+        ),
+    ),
+    "a slow link": (
+        Cause.NETWORK,
+        "outputs 8.0 ms back (medians)",
+        lambda: observed(
+            document(), 3.0, network=NetworkConfig(control_ms=1.0, data_ms_per_item=1.5, result_ms=8.0)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_why_explain_and_the_page_tell_the_same_cause(case: str) -> None:
+    cause, words, stage = CASES[case]
+    situation = stage()
+    evidence = situation.evidence(OURS)
+    findings = diagnose(evidence)
+    assert findings[0].cause is cause
+    lately = measured(situation.evidence(OURS, is_played=False))
+    assert lately[0].cause is cause
+    hosting = {one.slice_id for one in situation.batches}
+    bad = [one for one in situation.requests if one.is_bad and one.record.model_id == OURS]
+    assert bad
+    for one in bad[:30]:
+        told_of_it = explain(one, situation.batches, hosting, lately).sentences
+        assert any(words in sentence for sentence in told_of_it)
+    # The page asks `tenuto why --json` and shows its findings and remedies; those are made of the same.
+    shown = json.loads(json.dumps(why_document(evidence, findings, [])))
+    assert shown["findings"][0]["cause"] == cause
+    assert shown["bad_rate"] >= 0.01
+
+
 def test_a_model_that_nothing_hosts() -> None:
     situation = observed(document(), 1.0)
-    bare = Situation(**{name: getattr(situation, name) for name in situation.__slots__} | {"replicas": {}})
+    known = {name: getattr(situation, name) for name in situation.__slots__}
+    bare = Situation(**known | {"replicas": {}, "unhosted": {OURS: "it has no loader for a cpu device"}})
     assert causes(bare) == [Cause.UNHOSTED]
+    assert first(bare).sentence == "no ready slice hosts resnet50: it has no loader for a cpu device"
+    (verdict, *_) = told(bare.evidence(OURS), diagnose(bare.evidence(OURS)), [])
+    assert verdict.startswith("resnet50 is not served: ")
 
 
 def test_a_late_or_refused_request_is_explained_by_what_ran_instead() -> None:
-    loud = {
-        "name": "bert",
-        "slo_ms": 200,
-        "rate_rps": 50,
-        "profile": {"alpha_ms": 2, "beta_ms": 30, "max_batch": 32},
-    }
     situation = observed(
-        document(150.0, others=(loud,), batching="eager"), 2.0, asked={"bert": {"rate_rps": 900}}
+        document(150.0, others=(LOUD,), batching="eager"), 2.0, asked={"bert": {"rate_rps": 900}}
     )
     refused = [one for one in situation.requests if one.is_bad and one.record.model_id == OURS]
     assert refused

@@ -1,0 +1,61 @@
+"""`tenuto logs`: what the roles of this host's cluster say, where nobody has a terminal with it."""
+
+from __future__ import annotations
+
+import re
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from deploy.moments import Ago, shown_moment
+from deploy.ssh.on_host.logs import LogReader
+from fabric.clock import WallClock
+from fabric.errors import FabricError, PeerLost
+from roles.cli.options import chosen_run_dir, run_dir_flag
+from roles.runtime.run_directory import LOG_FILE, is_claimed
+
+FOLLOW_EVERY_S: Final = 0.2
+_WHO: Final = re.compile(r"level=\w+ role=(\S+) ")
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C, or the cluster's end.")
+@click.option("--role", default="", help="Of this role only, such as frontend-0.")
+@click.option("--since", "since_ms", type=Ago(), help="No older lines: 90s, 10m, 2h, 1d.")
+@run_dir_flag
+def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Path | None) -> None:
+    """Print what the roles of this host's cluster say, of one that runs in the background.
+
+    The processes of several hosts: tenuto deploy logs.
+    """
+    home = chosen_run_dir(run_dir_option)
+    try:
+        if not home.path.is_dir() or not is_claimed(home.path):
+            raise PeerLost(f"no cluster runs in {home.path}")
+        if not (home.path / LOG_FILE).exists():
+            raise FabricError("this cluster was started without --detach: its roles speak in that terminal")
+        since = 0.0 if since_ms is None else WallClock().now_ms() - since_ms
+        who = "up"
+        for at_ms, line in _lines(home.path, is_followed=follow):
+            found = _WHO.match(line)
+            if found is not None:
+                who = found[1]  # what follows without a name, a traceback, is its too
+            elif line.startswith("tenuto"):
+                who = "up"
+            if at_ms >= since and role in ("", who):
+                click.echo(f"{shown_moment(at_ms)} {line}")
+    finally:
+        home.remove()
+
+
+def _lines(run_dir: Path, *, is_followed: bool) -> Iterator[tuple[float, str]]:
+    reader = LogReader(run_dir / LOG_FILE)
+    while True:
+        is_over = not is_followed or not is_claimed(run_dir)
+        yield from reader.read()
+        if is_over:
+            return
+        select.select([], [], [], FOLLOW_EVERY_S)
