@@ -61,7 +61,8 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     flags = ["--remove-run-dir"] if is_removed else []
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        opened = (run_dir / LOG_FILE).open("wb+")
+        (run_dir / LOG_FILE).unlink(missing_ok=True)
+        opened = (run_dir / LOG_FILE).open("ab+")  # all append, so that it can be cut while they write
     except OSError as error:
         raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
     with opened as log:

@@ -22,6 +22,7 @@ from deploy.local.events import (
     SupervisorOutcome,
     TerminateRole,
 )
+from deploy.local.log_limit import LogLimit
 from deploy.local.operator_link import RoleHealth, operator_link, operator_source
 from fabric.clock import MonotonicClock
 from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
@@ -231,6 +232,7 @@ class _Supervisor:
                 *self._readiness,
                 operator_source(self._operators, self._status),
                 self._health,
+                LogLimit(run_dir),
             ],
             self._perform,
         )

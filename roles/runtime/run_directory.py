@@ -22,6 +22,8 @@ from fabric.errors import ConfigError, FabricError
 from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
+OLD_LOG_FILE = "up.old.log"
+"""What was in the log before it became too long."""
 _OURS = re.compile(r"(up|page|(scheduler|frontend|gateway|node|worker)-.+)\.")
 """How names of our files begin: after the role that writes them. Whatever else is there is somebody else's."""
 UP_SOCKET = "up.control"
