@@ -5,6 +5,7 @@
 
 Goodput is the highest total rate at which every model's bad rate is under 1 %. Disciplines are played directly on
 virtual time, without network delays: what they dispatch runs exactly l(b), so a request is bad if it is dropped.
+`foreseen` is what nobody can beat who knows all arrivals (`benchmarks/foreseen`); `best / foreseen`: what the best discipline has of it.
 A run goes on where its results file ends. The method's reasons are in docs/results/disciplines.md.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.foreseen.highest import foreseen_rps
 from policies.batching.base import Discipline
 from roles.lab import scheduler_only
 from roles.lab.scheduler_only import Case, Model, goodput_rps
@@ -47,6 +49,8 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "shepherd": ("shepherd", {}),
 }
 RIVALS = [name for name in CONTENDERS if name != "tenuto"]
+FORESEEN = "foreseen"
+"""Among the disciplines of a results file: the bound."""
 
 
 def alike(
@@ -181,7 +185,10 @@ def measure(
     """What is not known of one row and seed. Each search begins where the first contender's has ended."""
     found = dict(known)
     first = next(iter(CONTENDERS))
-    for contender in sorted({first, *contenders}, key=[*CONTENDERS, *OTHERS].index):
+    if FORESEEN in contenders and FORESEEN not in found:
+        found[FORESEEN] = round(foreseen_rps(case, seed, Window(WARMUP_MS, WARMUP_MS + window_ms)), 1)
+    played = set(contenders) - {FORESEEN}
+    for contender in sorted({first, *played} if played else (), key=[*CONTENDERS, *OTHERS].index):
         if contender not in found:
 
             def is_good_at(rate_rps: float, contender: str = contender) -> bool:
@@ -221,12 +228,12 @@ def table(path: Path) -> None:
     """The results as Markdown, each cell in r/s, the mean of the seeds that all disciplines of the row were asked at."""
     results = json.loads(path.read_text())
     known = {contender for cells in results.values() for contender in cells}
-    shown = [contender for contender in [*CONTENDERS, *OTHERS] if contender in known]
-    print(f"| workload | {' | '.join(shown)} | of the best of four | seeds | spread |")
-    print(f"|---|{'---:|' * (len(shown) + 3)}")
-    ratios = []
+    shown = [contender for contender in [*CONTENDERS, *OTHERS, FORESEEN] if contender in known]
+    print(f"| workload | {' | '.join(shown)} | tenuto / best of four | best / foreseen | seeds | spread |")
+    print(f"|---|{'---:|' * (len(shown) + 4)}")
+    ratios, parts = [], []
     for name, cells in results.items():
-        seeds = [seed for seed in cells["tenuto"] if all(seed in cells.get(one, {}) for one in shown)]
+        seeds = [seed for seed in cells.get("tenuto", ()) if all(seed in cells.get(one, {}) for one in shown)]
         if not seeds:
             continue
         mean = {contender: fmean(cells[contender][seed] for seed in seeds) for contender in shown}
@@ -234,9 +241,17 @@ def table(path: Path) -> None:
         ratios.append(mean["tenuto"] / max(mean[rival] for rival in RIVALS))
         spread = (max(own) - min(own)) / mean["tenuto"] if mean["tenuto"] else 0.0
         figures = " | ".join(f"{mean[contender]:.0f}" for contender in shown)
-        print(f"| {name} | {figures} | {ratios[-1]:.3f} | {len(seeds)} | {spread:.3f} |")
+        part = "-"
+        if FORESEEN in mean:
+            parts.append(max(mean[one] for one in shown if one != FORESEEN) / mean[FORESEEN])
+            part = f"{parts[-1]:.2f}"
+        print(f"| {name} | {figures} | {ratios[-1]:.3f} | {part} | {len(seeds)} | {spread:.2f} |")
     low = sum(ratio < 0.99 for ratio in ratios)
     print(f"\n{len(ratios)} workloads: mean {fmean(ratios):.3f}, lowest {min(ratios):.3f}, {low} below 0.99")
+    if parts:
+        print(
+            f"The best discipline has {fmean(parts):.3f} of what nobody could beat, {min(parts):.3f} to {max(parts):.3f}"
+        )
 
 
 def main() -> None:
@@ -246,7 +261,11 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("results", type=Path)
-    parser.add_argument("--only", default=",".join(CONTENDERS), help="disciplines, separated by commas")
+    parser.add_argument(
+        "--only",
+        default=",".join([*CONTENDERS, FORESEEN]),
+        help=f"disciplines and {FORESEEN}, separated by commas",
+    )
     parser.add_argument("--set", choices=SETS, default="table", help="which workloads")
     parser.add_argument("--cases", default="", help="numbers from 0, separated by commas; all if not given")
     parser.add_argument("--seeds", default="1,2,3")

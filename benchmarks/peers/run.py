@@ -25,8 +25,8 @@ def compare(
     with Sender() as sender:
         for case in cases:
             print(f"\n{case.name} (all devices busy with full batches: {case.bound_rps:.0f} r/s)", flush=True)
-            if (foreseen := foreseen_rps(case, effort.seeds)) is not None:
-                print(f"  nobody, even if every arrival were known: {foreseen:.0f} r/s", flush=True)
+            foreseen = foreseen_rps(case, effort.seeds)
+            print(f"  nobody, even if every arrival were known, over {foreseen:.0f} r/s", flush=True)
             done: list[Measured] = []
             for contender in contenders:
                 measurement = Measurement(contender, case, effort, sender)

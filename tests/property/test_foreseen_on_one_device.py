@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers.bound import is_schedulable
+from benchmarks.foreseen.one_device import is_schedulable
 
 
 def most_in_time(arrivals_ms: Sequence[float], exec_ms: Sequence[float], slo_ms: float) -> int:
