@@ -60,7 +60,8 @@ def _reaches(asked: Asked) -> Iterator[tuple[int, Places, Places]]:
     yield 1, places, after[:-1]
     nested: dict[int, Places] = {}
     for size in range(2, int(length.max())):
-        _nest(asked, size, length, nested)
+        if not _nest(asked, size, length, nested):
+            break
     chained = after[:-1]
     for batches in range(2, max(nested, default=1) + 1):
         chained = after[chained]
@@ -69,12 +70,17 @@ def _reaches(asked: Asked) -> Iterator[tuple[int, Places, Places]]:
         yield batches, further, reach[further]
 
 
-def _nest(asked: Asked, size: int, length: Places, nested: dict[int, Places]) -> None:
-    """Note in `nested`, by the number of batches, how far an outer batch of `size` gets with larger ones inside."""
+def _nest(asked: Asked, size: int, length: Places, nested: dict[int, Places]) -> bool:
+    """Note in `nested`, by the number of batches, how far an outer batch of `size` gets with larger ones inside.
+
+    False where no span holds enough requests; none then does for a larger outer batch.
+    """
     at_ms = asked.arrived_at_ms
     places = np.arange(at_ms.size)
     end = np.searchsorted(at_ms, at_ms + asked.span_ms(size), side="right")
     (outer,) = np.nonzero(end - places > 2 * size)  # the inner one has more requests than the outer one
+    if not outer.size:
+        return False
     inner = _largest(length, outer, end[outer])
     inner = np.minimum(inner, end[outer] - outer - size)
     outer, inner = outer[inner > size], inner[inner > size]
@@ -86,6 +92,7 @@ def _nest(asked: Asked, size: int, length: Places, nested: dict[int, Places]) ->
         more = left > batches * inner
         outer, inner, left = outer[more], inner[more], left[more]
         batches += 1
+    return True
 
 
 def _largest(values: Places, first: Places, end: Places) -> Places:

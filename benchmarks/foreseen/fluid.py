@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.foreseen.asked import Asked
 from benchmarks.foreseen.device_time import runs
 from roles.lab.scheduler_only import Moments
+from roles.workload.outcomes import ROUNDING_MS
 
 
 def shares_ms(asked: Asked) -> Moments:
@@ -34,16 +35,19 @@ def shares_ms(asked: Asked) -> Moments:
 def loses_too_much(asked: Sequence[Asked], devices: int) -> bool:
     """Whether the server loses more than all of these may give up, of each the requests with the largest shares."""
     shares = [shares_ms(one) for one in asked]
-    allowed_ms = sum(
+    allowed_ms = ROUNDING_MS + sum(
         float(np.sort(share)[max(0, share.size - one.given_up_max) :].sum())
         for one, share in zip(asked, shares, strict=True)
     )
     at_ms = np.concatenate([one.arrived_at_ms for one in asked])
-    deadline_ms = np.concatenate([one.arrived_at_ms + one.slo_ms for one in asked])
+    deadline_ms = np.concatenate([one.arrived_at_ms + one.slo_ms + ROUNDING_MS for one in asked])
+    there_ms = devices * float(deadline_ms.max() - at_ms.min())
+    if sum(float(share.sum()) for share in shares) - there_ms > allowed_ms:
+        return True
     order = np.argsort(at_ms, kind="stable")
     took_ms = np.concatenate(shares)[order] / devices
     lost_ms = _lost_ms(at_ms[order].tolist(), deadline_ms[order].tolist(), took_ms.tolist()) * devices
-    return lost_ms > allowed_ms * (1 + 1e-9) + 1e-6
+    return lost_ms > allowed_ms
 
 
 def _lost_ms(at_ms: Sequence[float], deadline_ms: Sequence[float], took_ms: Sequence[float]) -> float:

@@ -43,6 +43,8 @@ def may_be_served(asked: Sequence[Asked], devices: int, until_ms: float) -> bool
     """
     if not asked:
         return True
+    if fluid.loses_too_much(asked, devices):  # first, for it is quicker
+        return False
     from_ms = min(float(one.arrived_at_ms[0]) for one in asked)
     left_ms = devices * max(0.0, until_ms - from_ms) * (1 + 1e-9) + ROUNDING_MS
     for one in asked:
@@ -50,8 +52,6 @@ def may_be_served(asked: Sequence[Asked], devices: int, until_ms: float) -> bool
         left_ms -= device_time.least_ms(replace(one, arrived_at_ms=one.arrived_at_ms[is_due]))
         if left_ms < 0:
             return False
-    if fluid.loses_too_much(asked, devices):
-        return False
     if len(asked) > 1 or devices > 1:
         return True
     (alone,) = asked
