@@ -50,6 +50,7 @@ class ClientProcess(Process):
         self._links: list[VirtualServer] = []
         self._numbers = [0] * world.frontends
         self._unready: set[int] = set()
+        self._has_vanished = False
         self.silent_until_ms = [0.0] * world.frontends
         """By frontend: until when it may not know that this one has vanished."""
         own = peer_id(f"client-{number}", self.incarnation)
@@ -96,10 +97,14 @@ class ClientProcess(Process):
         for link in self._links:
             link.close()
 
+    def vanish(self, for_ms: float) -> None:
+        self._has_vanished = True
+        super().vanish(for_ms)
+
     def _gone(self) -> None:
         super()._gone()
         for one in self.pending.values():
-            self.world.monitor.client_gone(one.request)
+            self.world.monitor.client_gone(one.request, is_told=not self._has_vanished)
 
     def _send(self, one: Pending, place: int, *, is_again: bool = False) -> bool:
         self._numbers[place] += 1

@@ -41,6 +41,10 @@ class Faults:
         world = self._world
         if fault.kind not in {"restart", "change", "disk", "slow"}:
             world.drained.clear()
+        if fault.kind not in {"kill", "restart", "change", "disk", "slow"}:
+            world.are_clocks_sure = False
+        if fault.kind == "disk":
+            world.changes.may_be_lost()
         if fault.kind == "change":
             world.changes.ask(fault.whom)
             return

@@ -35,6 +35,7 @@ from tests.chaos.virtual.processes import (
     SchedulerProcess,
 )
 from tests.chaos.virtual.script import FAULTY_MS, Script, Shape
+from tests.chaos.virtual.script import room_ms as room_ms_of
 from tests.chaos.virtual.settled import unsettled
 
 BOOT_WITHIN_MS: Final = 3_000.0
@@ -72,6 +73,8 @@ class World:
         self.clients: list[ClientProcess | None] = []
         self.drained: set[int] = set()
         """The frontends that were told to end in order while nothing else went wrong."""
+        self.are_clocks_sure = True
+        """Nobody stood still, and no way was cut or longer: all know how old what they hear is."""
         self.by_number: dict[int, FrontendProcess] = {}
         self.schedulers: dict[int, SchedulerProcess] = {}
         """Those that run, by number."""
@@ -85,6 +88,8 @@ class World:
         self.changes = Changes(self, partial(_model, shape))
         self._easy_until_ms = 0.0
         """What is asked and due before that moment meets nothing that goes wrong."""
+        self._roomy_until_ms = self._room_ms = 0.0
+        """The same, but for one thing that costs nobody anything who has that much budget."""
         self._cancels = random.Random(f"{script.seed}/cancels")
         self._incarnations = count(1)
         self._requests = count(1)
@@ -153,8 +158,10 @@ class World:
             for fault in self.script.faults:
                 self.at(began_ms + fault.at_ms, partial(self._faults.strike, fault))
             if self.shape.is_up:
-                first_ms = min((fault.at_ms for fault in self.script.faults), default=FAULTY_MS)
-                self._easy_until_ms = began_ms + first_ms
+                moments = [*(fault.at_ms for fault in self.script.faults), FAULTY_MS + 200.0]
+                self._easy_until_ms = began_ms + moments[0]
+                if self.script.faults and (room_ms := room_ms_of(self.script)) is not None:
+                    self._room_ms, self._roomy_until_ms = room_ms, began_ms + moments[1]
             self._run_until(began_ms + FAULTY_MS + 200.0)
             if self.monitor.not_served:
                 raise Violated(f"nothing has gone wrong yet, and {self.monitor.not_served}")
@@ -201,12 +208,11 @@ class World:
         if frontend is None or not client.ask(request, number, model_id, budget_ms):
             self.monitor.not_asked()
             return None
+        due_at_ms = self.now_ms + budget_ms + GRACE_MS
         is_easy = (
-            self.now_ms + budget_ms + GRACE_MS < self._easy_until_ms
-            and budget_ms >= ENOUGH_MS
-            and self.shape.batching in EASY_BATCHINGS
-            and not self.changes.is_doubtful(model_id)
-        )
+            (due_at_ms < self._easy_until_ms and budget_ms >= ENOUGH_MS)
+            or (due_at_ms < self._roomy_until_ms and budget_ms >= self._room_ms)
+        ) and (self.shape.batching in EASY_BATCHINGS and not self.changes.is_doubtful(model_id))
         self.monitor.asked(
             Asked(request, model_id, client, frontend, self.now_ms, budget_ms, frontend.slept_ms, is_easy)
         )
