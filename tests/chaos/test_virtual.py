@@ -74,6 +74,13 @@ def test_an_overtaken_scheduler_has_the_next_ones_plan() -> None:
     play(Script(500_118, shape, (Fault(695.5, "reset", "agent:all", "scheduler:2"),)))
 
 
+def test_a_frontend_that_scheduler_and_workers_took_for_lost_has_the_outputs_of_what_ran() -> None:
+    shape = Shape(
+        nodes=2, clients=2, delay_ms=0.05, start_ms=200.0, load_ms=300.0, rate_rps=100.0, slo_ms=300.0
+    )
+    play(Script(117, shape, (Fault(187.6, "reset", "frontend:0", "scheduler:active"),)))
+
+
 def test_one_script_is_one_history() -> None:
     script = draw(17)
     assert play(script).fates == play(script).fates

@@ -135,6 +135,8 @@ def draw(seed: int) -> Script:
         return _one_loss(rng, seed, shape)
     if story < 0.3:
         return _takeover(rng, seed, shape)
+    if story < 0.35:
+        return _slow(rng, seed, shape)
     return Script(seed, shape, tuple(faults))
 
 
@@ -147,6 +149,7 @@ def _one_loss(rng: random.Random, seed: int, shape: Shape) -> Script:
             Fault(0.0, "restart", "worker:1"),
             Fault(0.0, "reset", "worker:0", "scheduler:active"),
             Fault(0.0, "reset", "frontend:0", "scheduler:active"),
+            Fault(0.0, "restart", "frontend:0", for_ms=150.0),
             Fault(0.0, "kill", "client:1"),
         )
     )
@@ -170,8 +173,16 @@ def _takeover(rng: random.Random, seed: int, shape: Shape) -> Script:
     if rng.random() < 0.4:
         shape = replace(shape, nodes=1)
         return Script(seed, shape, (Fault(lost_at_ms - 5.0, "disk", "agent:0", "", 1_500.0), lost))
-    change = f"{rng.choice(CHANGES)}:{rng.randrange(4)}"
-    return Script(seed, shape, (Fault(20.0, "change", "operator", change), lost))
+    shape = replace(shape, models=rng.choice((1, 2, 2)))
+    word = rng.choice(CHANGES)
+    number = shape.models + rng.randrange(2) if word == "add" else rng.randrange(shape.models)
+    return Script(seed, shape, (Fault(20.0, "change", "operator", f"{word}:{number}"), lost))
+
+
+def _slow(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """Devices take longer than anybody thinks, and what waits for them is too late."""
+    shape = replace(shape, nodes=1, gpus=1, is_up=True, rate_rps=100.0, slo_ms=rng.choice((40.0, 100.0)))
+    return Script(seed, shape, (Fault(round(rng.uniform(20.0, 500.0), 1), "slow", "agent:0", for_ms=600.0),))
 
 
 def room_ms(script: Script) -> float | None:

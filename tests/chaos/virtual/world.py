@@ -164,7 +164,7 @@ class World:
                     self._room_ms, self._roomy_until_ms = room_ms, began_ms + moments[1]
             self._run_until(began_ms + FAULTY_MS + 200.0)
             if self.monitor.not_served:
-                raise Violated(f"nothing has gone wrong yet, and {self.monitor.not_served}")
+                raise Violated(f"nothing has gone wrong that would cost it, and {self.monitor.not_served}")
             self._settle()
             self._run_until(self.now_ms + 600.0)  # the longest pause before a client tries to connect again
             self._serve_again()
