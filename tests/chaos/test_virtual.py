@@ -11,10 +11,10 @@ import pytest
 from fabric.messages import Host, NodeHello, SliceChanged, SliceReady, WorkerHello
 from roles.node_agent.events import AgentAction
 from roles.node_agent.lease import NO_LEASE, LeaseGrants
-from tests.chaos.virtual.monitor import Violated
 from tests.chaos.virtual.processes import AgentProcess
 from tests.chaos.virtual.script import Fault, Script, Shape, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
+from tests.chaos.virtual.violated import Violated
 from tests.chaos.virtual.world import World, play
 
 HISTORIES, OF = 600, 40

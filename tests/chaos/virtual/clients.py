@@ -13,6 +13,7 @@ from roles.runtime.environment import RunDir
 from tests.chaos.virtual.devices import input_of
 from tests.chaos.virtual.links import VirtualServer
 from tests.chaos.virtual.process import Process
+from tests.chaos.virtual.violated import Violated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,8 @@ class ClientProcess(Process):
         self._links: list[VirtualServer] = []
         self._numbers = [0] * world.frontends
         self._unready: set[int] = set()
+        self._known_at: set[int] = set()
+        """Frontends that have heard of it on the connection that it has there."""
         self._has_vanished = False
         self.silent_until_ms = [0.0] * world.frontends
         """By frontend: until when it may not know that this one has vanished."""
@@ -116,6 +119,7 @@ class ClientProcess(Process):
         is_sent = self._links[place].send(PeerId(frontend_id(place)), asked, [input_of(one.request)])
         if is_sent:
             self.pending[key] = one
+            self._known_at.add(place)
         return is_sent
 
     def _heard(self, place: int, received: Received) -> None:
@@ -137,6 +141,9 @@ class ClientProcess(Process):
 
     def _cut_off(self, place: int) -> None:
         """Its connection broke: it knows nothing of what it asked there."""
+        if place in self.world.drained and place in self._known_at - self._unready:
+            raise Violated(f"{frontend_id(place)} ended in order, and did not tell {self.place}")
+        self._known_at.discard(place)
         self._unready.discard(place)
         for key in [key for key in self.pending if key[0] == place]:
             one = self.pending.pop(key)

@@ -134,12 +134,13 @@ class Faults:
 
     def _restart(self, process: Process, after_ms: float) -> None:
         """In order: SIGTERM."""
+        was_disturbed = self._world.is_disturbed
         self._ending.append(process)
         match process:
             case AgentProcess(stops=stops):
                 process.when_running(lambda: stops.post(StopAsked()))
             case FrontendProcess(stops=stops, number=number):
-                if not self._world.is_disturbed:
+                if not was_disturbed:
                     self._world.drained.add(number)
                 process.when_running(lambda: stops.post(StopAsked()))
             case WorkerProcess():

@@ -14,6 +14,7 @@ from fabric.messages import Host as HostMessage
 from roles.gpu_worker.executors.base import Job
 from roles.node_agent.lease import LeaseRecord
 from tests.chaos.virtual.devices import output_of
+from tests.chaos.virtual.violated import Violated
 
 if TYPE_CHECKING:
     from tests.chaos.virtual.clients import ClientProcess
@@ -28,10 +29,6 @@ GRACE_MS: Final = 50.0
 """After its deadline a request has its answer, or its frontend does not run."""
 LATE_START_MS: Final = 5.0
 """After the loosest deadline of a batch, while clocks and ways are as they should be, it does not start any more."""
-
-
-class Violated(AssertionError):
-    """Something that always holds did not."""
 
 
 @dataclass

@@ -174,7 +174,7 @@ def _takeover(rng: random.Random, seed: int, shape: Shape) -> Script:
         shape = replace(shape, nodes=1)
         return Script(seed, shape, (Fault(lost_at_ms - 5.0, "disk", "agent:0", "", 1_500.0), lost))
     shape = replace(shape, models=rng.choice((1, 2, 2)))
-    word = rng.choice(CHANGES)
+    word = rng.choice(("add", "remove", "remove", "slo", "drain"))
     number = shape.models + rng.randrange(2) if word == "add" else rng.randrange(shape.models)
     return Script(seed, shape, (Fault(20.0, "change", "operator", f"{word}:{number}"), lost))
 

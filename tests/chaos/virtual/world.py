@@ -25,7 +25,7 @@ from roles.simulator.simulation import hardware_of
 from tests.chaos.virtual.changes import Changes
 from tests.chaos.virtual.clients import ClientProcess
 from tests.chaos.virtual.faults import Faults
-from tests.chaos.virtual.monitor import ANSWER, GRACE_MS, Asked, Monitor, Violated
+from tests.chaos.virtual.monitor import ANSWER, GRACE_MS, Asked, Monitor
 from tests.chaos.virtual.network import Network
 from tests.chaos.virtual.process import Process
 from tests.chaos.virtual.processes import (
@@ -37,6 +37,7 @@ from tests.chaos.virtual.processes import (
 from tests.chaos.virtual.script import FAULTY_MS, Script, Shape
 from tests.chaos.virtual.script import room_ms as room_ms_of
 from tests.chaos.virtual.settled import unsettled
+from tests.chaos.virtual.violated import Violated
 
 BOOT_WITHIN_MS: Final = 3_000.0
 SETTLE_WITHIN_MS: Final = 20_000.0
