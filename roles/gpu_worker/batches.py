@@ -161,6 +161,10 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._passed) + (self.running is not None)
 
+    def __iter__(self) -> Iterator[Batch]:
+        """All that have not ended."""
+        return iter((*self.started, *self._waiting))
+
     @property
     def started(self) -> list[Batch]:
         """Those that have started and not ended, in the order of their starts."""
@@ -172,13 +176,11 @@ class BatchQueue:
 
     def find(self, batch_id: BatchId) -> Batch | None:
         """A batch that has not ended."""
-        return next(
-            (batch for batch in (*self.started, *self._waiting) if batch.run.batch_id == batch_id), None
-        )
+        return next((batch for batch in self if batch.run.batch_id == batch_id), None)
 
     def has(self, model_id: ModelId) -> bool:
         """Whether a batch of the model has not ended."""
-        return any(batch.run.model_id == model_id for batch in (*self.started, *self._waiting))
+        return any(batch.run.model_id == model_id for batch in self)
 
     def leave_first_stage(self, batch_id: BatchId) -> bool:
         """That batch is in a later stage from now on; False where it was before, as one that is run apart."""

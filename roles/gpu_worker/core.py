@@ -27,6 +27,7 @@ from fabric.messages import (
     AnyMessage,
     Directory,
     EpochGranted,
+    FrontendInfo,
     Host,
     Loading,
     Ping,
@@ -142,6 +143,8 @@ class WorkerCore:
         self._alarms: list[tuple[float, SliceId]] = []  # lazily deleted: valid where it is the slice's own
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._scheduler_addresses: tuple[str, ...] = ()
+        self._frontends: tuple[FrontendInfo, ...] = ()
+        """Where outputs go."""
         self._heartbeats = HeartbeatTiming()
         self._adoption = Adoption(identity, outlive_ms)
         self._tell_agent_at_ms: float | None = None
@@ -398,10 +401,19 @@ class WorkerCore:
             case PreemptBatch():
                 return self._preempt(message, now_ms)
             case Directory():
-                frontends = KnowFrontends(message.frontends)
-                return [frontends, *self._registration.heard(message, now_ms)]
+                known = KnowFrontends(self._who_gets_outputs(message))
+                return [known, *self._registration.heard(message, now_ms)]
             case _:
                 raise AssertionError("checked before")
+
+    def _who_gets_outputs(self, directory: Directory) -> tuple[FrontendInfo, ...]:
+        """Who is listed; and who was, while a batch of it is here: if only its way to the scheduler broke, it still waits for that."""
+        listed = {info.frontend_id for info in directory.frontends}
+        batches = (batch for slice_ in self._slices.values() for batch in slice_.queue)
+        owed = {part.frontend_id for batch in batches for part in batch.run.parts} - listed
+        kept = (info for info in self._frontends if info.frontend_id in owed)
+        self._frontends = (*directory.frontends, *kept)
+        return self._frontends
 
     # ------------------------------------------------ batches
 

@@ -34,6 +34,7 @@ VERSION = 1
 BYTES_MAX = 256 << 20  # about a million events of a busy scheduler
 FLUSH_EVERY_MS = 100.0  # what a process that is killed may take with it
 VALUE_BYTES_MAX = 64 << 20
+ITEMS_MAX = 1 << 20  # actions of one event
 
 log = logging.getLogger("tenuto")
 
@@ -265,7 +266,13 @@ class JournalReader:
     def _values(self, path: Path) -> Iterator[object]:
         try:
             with path.open("rb") as file:
-                unpacker = msgpack.Unpacker(file, max_buffer_size=VALUE_BYTES_MAX)
+                unpacker = msgpack.Unpacker(
+                    file,
+                    max_buffer_size=VALUE_BYTES_MAX,
+                    # Room for as many items as a header promises is made before the first one is read.
+                    max_array_len=ITEMS_MAX,
+                    max_map_len=ITEMS_MAX,
+                )
                 yield from unpacker
                 self.is_cut = unpacker.tell() < path.stat().st_size
         except OSError as error:
@@ -277,7 +284,7 @@ class JournalReader:
 def _entry(value: object) -> Entry:
     match value:
         case [float(now_ms), int(kind), str(peer), float(late_ms), bytes(content), list(sent)]:
-            actions = tuple((PeerId(str(to)), bytes(header)) for to, header in sent)
+            actions = tuple(map(_action, sent))
             if kind == _HEARD:
                 return Entry(now_ms, Heard(PeerId(peer), unpacked(content), late_ms), actions)
             if kind == _LOST:
@@ -285,6 +292,14 @@ def _entry(value: object) -> Entry:
             return Entry(now_ms, Tick(), actions)
         case _:
             raise ValueError("six fields were expected")
+
+
+def _action(value: object) -> tuple[PeerId, bytes]:
+    match value:
+        case [str(to), bytes(header)]:
+            return PeerId(to), header
+        case _:
+            raise ValueError("an action is a peer and a message")
 
 
 def _shown(sent: tuple[PeerId, bytes] | None) -> str | None:

@@ -11,10 +11,10 @@ import pytest
 from fabric.messages import Host, NodeHello, SliceChanged, SliceReady, WorkerHello
 from roles.node_agent.events import AgentAction
 from roles.node_agent.lease import NO_LEASE, LeaseGrants
-from tests.chaos.virtual.monitor import Violated
-from tests.chaos.virtual.processes import AgentProcess
+from tests.chaos.virtual.processes.roles import AgentProcess
 from tests.chaos.virtual.script import Fault, Script, Shape, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
+from tests.chaos.virtual.violated import Violated
 from tests.chaos.virtual.world import World, play
 
 HISTORIES, OF = 320, 32
@@ -74,6 +74,13 @@ def test_an_overtaken_scheduler_has_the_next_ones_plan() -> None:
     play(Script(500_118, shape, (Fault(695.5, "reset", "agent:all", "scheduler:2"),)))
 
 
+def test_a_frontend_that_scheduler_and_workers_took_for_lost_has_the_outputs_of_what_ran() -> None:
+    shape = Shape(
+        nodes=2, clients=2, delay_ms=0.05, start_ms=200.0, load_ms=300.0, rate_rps=100.0, slo_ms=300.0
+    )
+    play(Script(117, shape, (Fault(187.6, "reset", "frontend:0", "scheduler:active"),)))
+
+
 def test_one_script_is_one_history() -> None:
     script = draw(17)
     assert play(script).fates == play(script).fates
@@ -120,7 +127,7 @@ def test_two_schedulers_that_both_think_they_are_the_active_one_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LeaseGrants, "is_free", lambda *_: True)  # agents grant whatever is higher
-    with pytest.raises(Violated, match=r"are active|does not come up|ends as"):
+    with pytest.raises(Violated, match=r"are active|does not come up|ends as|nothing has gone wrong"):
         play(Script(1, Shape(schedulers=2)))
 
 

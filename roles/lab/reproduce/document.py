@@ -42,7 +42,7 @@ What of each paper is run again, and what is not:
   rivals that decide in no time and know all requests ([ADR 0013](../adr/0013-nexus-clockwork-shepherd.md)). Windows are short: goodput is good to about 3 %, and `--full` takes the windows and
   seeds of `tenuto goodput`. Not figure 17, measurements of a network; figures 3, 4, 8 and 18 are drawings, of which 4 is a test. More workloads and seeds: [disciplines](disciplines.md).
 - Usher: figures 3 and 7, and 6a and 16 on the thesis' models, since it publishes no requirements. Not figures 1, 2, 4, 5 and 13 to 26, measured under traces of production on 24 V100s, or of a GPU's cache. Its
-  estimator (table 4): [estimator](../guides/estimator.md). Of its merger the exact part: [worker](../guides/worker.md).
+  estimator (table 4): [estimator](../guides/estimator.md). Of its merger the exact part, served: [worker](../guides/worker.md#models-on-one-backbone).
 - Nexus, Clockwork and Shepherd: none of their own papers' experiments; they take part in those above.
 """
 _AGREES = 0.05

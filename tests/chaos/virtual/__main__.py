@@ -21,7 +21,7 @@ import click
 from fabric.clock import MonotonicClock
 from fabric.ids import Epoch
 from fabric.messages import Parcel
-from tests.chaos.virtual.network import End, Wire
+from tests.chaos.virtual.processes.network import End, Wire
 from tests.chaos.virtual.script import Script, draw, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.world import World

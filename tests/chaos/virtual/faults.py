@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from roles.runtime.process_events import StopAsked
-from tests.chaos.virtual.clients import ClientProcess
-from tests.chaos.virtual.process import Process
-from tests.chaos.virtual.processes import (
+from tests.chaos.virtual.processes.base import Process
+from tests.chaos.virtual.processes.clients import ClientProcess
+from tests.chaos.virtual.processes.roles import (
     AgentProcess,
     FrontendProcess,
     Host,
@@ -41,6 +41,10 @@ class Faults:
         world = self._world
         if fault.kind not in {"restart", "change", "disk", "slow"}:
             world.drained.clear()
+        if fault.kind not in {"kill", "restart", "change", "disk", "slow"}:
+            world.are_clocks_sure = False
+        if fault.kind == "disk":
+            world.changes.may_be_lost()
         if fault.kind == "change":
             world.changes.ask(fault.whom)
             return
@@ -130,12 +134,13 @@ class Faults:
 
     def _restart(self, process: Process, after_ms: float) -> None:
         """In order: SIGTERM."""
+        was_disturbed = self._world.is_disturbed
         self._ending.append(process)
         match process:
             case AgentProcess(stops=stops):
                 process.when_running(lambda: stops.post(StopAsked()))
             case FrontendProcess(stops=stops, number=number):
-                if not self._world.is_disturbed:
+                if not was_disturbed:
                     self._world.drained.add(number)
                 process.when_running(lambda: stops.post(StopAsked()))
             case WorkerProcess():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,16 +10,17 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from fabric.ids import BatchId, Epoch, ModelId
-from fabric.messages import EpochGranted, Parcel, RunBatch
+from fabric.messages import EpochGranted, Inputs, Parcel, RunBatch
 from fabric.messages import Host as HostMessage
 from roles.gpu_worker.executors.base import Job
 from roles.node_agent.lease import LeaseRecord
-from tests.chaos.virtual.devices import output_of, request_of
+from tests.chaos.virtual.processes.devices import output_of, request_of
+from tests.chaos.virtual.violated import Violated
 
 if TYPE_CHECKING:
-    from tests.chaos.virtual.clients import ClientProcess
-    from tests.chaos.virtual.network import End, Owner, Wire
-    from tests.chaos.virtual.processes import FrontendProcess, Host, SchedulerProcess, WorkerProcess
+    from tests.chaos.virtual.processes.clients import ClientProcess
+    from tests.chaos.virtual.processes.network import End, Owner, Wire
+    from tests.chaos.virtual.processes.roles import FrontendProcess, Host, SchedulerProcess, WorkerProcess
     from tests.chaos.virtual.world import World
 
 ANSWER: Final = "answer"
@@ -26,10 +28,8 @@ REFUSALS: Final = frozenset({"DeadlineExceeded", "NoReplica", "Overloaded", "Wor
 """What may be said of any request while something goes wrong."""
 GRACE_MS: Final = 50.0
 """After its deadline a request has its answer, or its frontend does not run."""
-
-
-class Violated(AssertionError):
-    """Something that always holds did not."""
+LATE_START_MS: Final = 5.0
+"""After the loosest deadline of a batch, while clocks and ways are as they should be, it does not start any more."""
 
 
 @dataclass
@@ -50,6 +50,10 @@ class Asked:
     is_easy: bool = False
     """Nothing went wrong since all was well, or does before its deadline: it is answered."""
     is_cancelled: bool = False
+    is_asked_again: bool = False
+    """Another frontend was asked too."""
+    unwanted_at_ms: float = math.inf
+    """Since when nobody waits for it: it has its fate, its client cancelled it, or was killed."""
     runs: Counter[int] = field(default_factory=Counter)
     """How often each of them ran it."""
     fate: str = ""
@@ -71,6 +75,8 @@ class Monitor:
         """By batch: the epoch of who sent it, and the one that its worker had heard of from its agent when it read that."""
         self._obeyed: dict[Owner, Epoch] = {}
         """By worker: which epoch its agent named last."""
+        self._inputs_sent_at_ms: dict[BatchId, float] = {}
+        """By batch: when the first of its inputs were sent."""
 
     # ------------------------------------------------------------ requests
 
@@ -82,11 +88,12 @@ class Monitor:
     def asked_again(self, request: int, frontend: FrontendProcess) -> None:
         """Its client lost the frontend that had it, and sent it to that one."""
         one = self._asked[request]
-        one.frontend, one.slept_ms = frontend, frontend.slept_ms
+        one.frontend, one.slept_ms, one.is_asked_again = frontend, frontend.slept_ms, True
 
     def cancelled(self, request: int) -> None:
         """Its client wants no answer any more."""
-        self._asked[request].is_cancelled = True
+        one = self._asked[request]
+        one.is_cancelled, one.unwanted_at_ms = True, self._world.now_ms
 
     def not_asked(self) -> None:
         """There was no connection, and its client knows."""
@@ -125,9 +132,12 @@ class Monitor:
             raise Violated(f"{one.frontend.place} ended in order, and left request {request} unanswered")
         self._settle(one, "PeerLost")
 
-    def client_gone(self, request: int) -> None:
-        """Nobody waits for it any more."""
-        self._settle(self._asked[request], "client gone")
+    def client_gone(self, request: int, *, is_told: bool) -> None:
+        """Nobody waits for it any more. `is_told`: its connection was closed."""
+        one = self._asked[request]
+        if is_told:
+            one.unwanted_at_ms = min(one.unwanted_at_ms, self._world.now_ms)
+        self._settle(one, "client gone")
 
     def fate_of(self, request: int) -> str:
         """What became of it; empty: nothing yet."""
@@ -141,11 +151,13 @@ class Monitor:
     def _settle(self, one: Asked, fate: str) -> None:
         if one.fate:
             raise Violated(f"request {one.number} was {one.fate}, and is {fate}")
-        if one.is_easy and not one.is_cancelled:
+        if one.is_easy and fate != "client gone" and not one.is_cancelled:
             self.easy += 1
-        if one.is_easy and fate != ANSWER and not one.is_cancelled:
-            self.not_served.append(f"request {one.number} of {one.name} is {fate}")
+            if fate != ANSWER:
+                self.not_served.append(f"request {one.number} of {one.name} is {fate}")
         one.fate = fate
+        if fate in REFUSALS | {ANSWER, "Cancelled"}:
+            one.unwanted_at_ms = min(one.unwanted_at_ms, self._world.now_ms)
         self.fates[fate] += 1
 
     def _due_at_ms(self, one: Asked) -> float:
@@ -198,13 +210,15 @@ class Monitor:
 
     def read(self, wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
         """A process reads messages of that epoch."""
-        del wire, sent_at_ms
+        del wire
         for parcel in parcels:
             message = parcel.body
             if isinstance(message, HostMessage | EpochGranted):
                 self._obeyed[end.owner] = Epoch(message.epoch)
             elif isinstance(message, RunBatch):
                 self._commands[message.batch_id] = epoch, self._obeyed[end.owner]
+            elif isinstance(message, Inputs):
+                self._inputs_sent_at_ms.setdefault(message.batch_id, sent_at_ms)
 
     def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float]) -> None:
         """A device starts a batch with those inputs."""
@@ -220,16 +234,31 @@ class Monitor:
             raise Violated(f"{job.slice_id} runs two batches")
         if len(values) != size:
             raise Violated(f"{job.slice_id} runs {size} requests with the inputs {values}")
-        for request, place in map(request_of, values):
-            self._run(self._asked[request], place, job)
+        asked = [(self._asked[request], place) for request, place in map(request_of, values)]
+        for one, place in asked:
+            self._run(one, place, job)
+        late_ms = self._world.now_ms - max(one.asked_at_ms + one.budget_ms for one, _ in asked)
+        if late_ms > LATE_START_MS and self._world.are_clocks_sure:
+            raise Violated(f"{job.slice_id} starts {values} {late_ms:.1f} ms after their deadlines")
 
     def _run(self, one: Asked, place: int, job: Job) -> None:
+        if self._inputs_sent_at_ms[job.batch_id] > self._known_unwanted_at_ms(one):
+            raise Violated(f"request {one.number}, which nobody wanted any more, runs ({one.fate})")
         if one.models[place] != job.model_id:
             raise Violated(f"request {one.number} of {one.name} runs as {job.model_id} after {place}")
         one.runs[place] += 1
         most = self._world.copies(one.name) if place else 1
         if one.runs[place] > most and job.model_id in self._world.run_once:
             raise Violated(f"request {one.number} of {one.name} runs {one.runs[place]} times")
+
+    def _known_unwanted_at_ms(self, one: Asked) -> float:
+        """When its frontend knows that at the latest, if nothing is in its way."""
+        path = self._world.network.path(one.client.place, one.frontend.place)
+        since_ms = one.unwanted_at_ms
+        is_disturbed = max(path.disturbed_until_ms, one.frontend.resumed_at_ms) > since_ms
+        if one.is_asked_again or one.fate == "PeerLost" or is_disturbed or one.frontend.is_stopped:
+            return math.inf
+        return since_ms + self._world.client_way_ms + 1.0
 
     def loaded(self, worker: WorkerProcess) -> None:
         """Everything that is on a GPU now fits into it."""

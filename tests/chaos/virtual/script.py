@@ -133,7 +133,80 @@ def draw(seed: int) -> Script:
     if rng.random() < 0.5:  # one upon the other
         from_ms, span_ms = rng.uniform(20.0, FAULTY_MS - 200.0), rng.choice((5.0, 50.0, 200.0))
     faults = sorted((_fault(rng, from_ms, span_ms) for _ in range(count)), key=lambda one: one.at_ms)
+    story = rng.random()
+    if story < 0.2:
+        return _one_loss(rng, seed, shape)
+    if story < 0.3:
+        return _takeover(rng, seed, shape)
+    if story < 0.35:
+        return _slow(rng, seed, shape)
     return Script(seed, shape, tuple(faults))
+
+
+def _one_loss(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """One thing goes wrong that costs no request with some room: `room_ms`."""
+    fault = rng.choice(
+        (
+            Fault(0.0, "kill", "worker:0"),
+            Fault(0.0, "kill", "worker:1"),
+            Fault(0.0, "restart", "worker:1"),
+            Fault(0.0, "reset", "worker:0", "scheduler:active"),
+            Fault(0.0, "reset", "frontend:0", "scheduler:active"),
+            Fault(0.0, "restart", "frontend:0", for_ms=150.0),
+            Fault(0.0, "kill", "client:1"),
+        )
+    )
+    shape = replace(
+        shape,
+        schedulers=1,
+        nodes=max(2, shape.nodes),
+        batching=rng.choice(("tenuto", "eager")),
+        is_up=True,
+        rate_rps=100.0,
+        slo_ms=300.0,
+    )
+    return Script(seed, shape, (replace(fault, at_ms=round(rng.uniform(20.0, 500.0), 1)),))
+
+
+def _takeover(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """An operator's change, and then the active scheduler is lost; in some histories no agent can write the next epoch down."""
+    shape = replace(shape, schedulers=rng.choice((1, 2, 3)), is_up=True)
+    lost_at_ms = round(rng.uniform(500.0, FAULTY_MS), 1)
+    lost = Fault(lost_at_ms, rng.choice(("kill", "restart")), f"scheduler:{ACTIVE}", "", 700.0)
+    if rng.random() < 0.4:
+        shape = replace(shape, nodes=1)
+        return Script(seed, shape, (Fault(lost_at_ms - 5.0, "disk", "agent:0", "", 1_500.0), lost))
+    shape = replace(shape, models=rng.choice((1, 2, 2)))
+    word = rng.choice(("add", "remove", "remove", "slo", "drain"))
+    number = shape.models + rng.randrange(2) if word == "add" else rng.randrange(shape.models)
+    return Script(seed, shape, (Fault(20.0, "change", "operator", f"{word}:{number}"), lost))
+
+
+def _slow(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """Devices take longer than anybody thinks, and what waits for them is too late."""
+    shape = replace(shape, nodes=1, gpus=1, is_up=True, rate_rps=100.0, slo_ms=rng.choice((40.0, 100.0)))
+    return Script(seed, shape, (Fault(round(rng.uniform(20.0, 500.0), 1), "slow", "agent:0", for_ms=600.0),))
+
+
+def room_ms(script: Script) -> float | None:
+    """What budget lasts for another try after the first fault; None: nobody can promise that.
+
+    One worker of several ends, or a connection does: what it had goes to another one, at once, or when who lost it is listed again.
+    """
+    first, shape = script.faults[0], script.shape
+    if shape.nodes < 2 or shape.run_once or not shape.is_up:
+        return None
+    match first:
+        case Fault(kind="kill" | "restart", who="worker:0" | "worker:1" | "worker:2"):
+            return 250.0
+        case Fault(kind="kill", who="client:0" | "client:1" | "client:2"):
+            return 150.0
+        case Fault(kind="reset", who="worker:0", whom="scheduler:active"):
+            return 250.0
+        case Fault(kind="reset", who="frontend:0", whom="scheduler:active"):
+            return 550.0
+        case _:
+            return None
 
 
 def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:

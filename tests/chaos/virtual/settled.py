@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fabric.messages import SliceState
+from fabric.messages import SliceSpec, SliceState
 from roles.scheduler.fleet import Fleet
+from tests.chaos.virtual.processes.links import VirtualPeers, VirtualPush
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.chaos.virtual.process import Process
-    from tests.chaos.virtual.processes import AgentProcess, FrontendProcess, SchedulerProcess, WorkerProcess
+    from tests.chaos.virtual.processes.base import Process
+    from tests.chaos.virtual.processes.roles import (
+        AgentProcess,
+        FrontendProcess,
+        SchedulerProcess,
+        WorkerProcess,
+    )
     from tests.chaos.virtual.world import World
 
 
@@ -55,9 +61,11 @@ def _problems(world: World) -> Iterator[str]:
         if core._discipline.queued(model_id):
             yield f"{core._discipline.queued(model_id)} requests wait for {model_id}"
     workers = [worker for host in world.hosts for worker in host.workers.values()]
-    hosted = sorted(slice_id for worker in workers for slice_id in worker.devices.specs)
-    if hosted != sorted(map(str, fleet.slices)):
-        yield f"{hosted} are hosted, {sorted(fleet.slices)} planned"
+    hosted = sorted(_hosting(spec) for worker in workers for spec in worker.devices.specs.values())
+    planned = sorted(_hosting(record.spec) for record in fleet.slices.values())
+    if hosted != planned:
+        yield f"{hosted} are hosted, {planned} planned"
+    yield from world.changes.lacking(fleet)
     for frontend in frontends:
         yield from _of_frontend(frontend, scheduler, fleet)
     for agent in world.agents_alive():
@@ -66,6 +74,23 @@ def _problems(world: World) -> Iterator[str]:
         yield from _of_worker(worker, scheduler)
     for one in world.schedulers_alive():
         yield from _of_links(world, one)
+    for process in world.processes:
+        for end in process.ends:
+            if isinstance(end, VirtualPeers):
+                yield from _of_routes(process.place, end, world)
+
+
+def _hosting(spec: SliceSpec) -> tuple[str, list[str]]:
+    return str(spec.slice_id), sorted(str(model.model_id) for model in spec.models)
+
+
+def _of_routes(place: str, end: VirtualPeers, world: World) -> Iterator[str]:
+    """Half of a connection whose other end has vanished is there until somebody says something."""
+    connected = {str(wire.name) for wire in world.network.wires if wire.far is end}
+    routes = end._routes
+    for kept in (routes._routes, routes._peers.values(), *routes._names.values()):
+        if gone := {str(peer) for peer in kept} - connected:
+            yield f"{place} keeps routes to {sorted(gone)}, who are gone"
 
 
 def _of_standing(world: World, active: SchedulerProcess) -> Iterator[str]:
@@ -98,9 +123,12 @@ def _of_frontend(frontend: FrontendProcess, active: SchedulerProcess, fleet: Fle
     }
     if shell._shards[0].active != active.number:
         yield f"{frontend.place} goes by scheduler {shell._shards[0].active}, not {active.number}"
+    assert isinstance(shell._slices, VirtualPush), "all its links are virtual"
     known = {(one.slice_id, one.incarnation) for one in core._shards.links[0].known._slices.values()}
     if known != ready:
         yield f"{frontend.place} knows the slices {sorted(known)}, not {sorted(ready)}"
+    if not set(map(str, shell._slices.targets)) <= {slice_id for slice_id, _ in known}:
+        yield f"{frontend.place} has connections to {sorted(shell._slices.targets)}, and knows {sorted(known)}"
     if not core._shards.are_linked:
         yield f"{frontend.place} is not linked"
     kept = [

@@ -741,6 +741,20 @@ def test_a_directory_says_where_outputs_go() -> None:
     assert action.frontends[0].frontend_id == FrontendId(FRONTEND)
 
 
+def test_a_frontend_that_is_listed_no_more_gets_the_outputs_of_its_batches() -> None:
+    """Its connection to the scheduler broke, or it is dead: one that lives is listed again in a moment."""
+    core = serving_core()
+    core.handle(worker_directory(SLICE), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    core.handle(run_batch(), 1.0)
+    nobody = Heard(SCHEDULER, replaced(worker_directory(SLICE).message, frontends=()))
+    (known,) = actions_of(KnowFrontends, core.handle(nobody, 2.0))
+    assert [one.frontend_id for one in known.frontends] == [FRONTEND]
+    core.handle(ran(), 7.0)
+    (known,) = actions_of(KnowFrontends, core.handle(nobody, 8.0))
+    assert known.frontends == ()
+
+
 def test_the_agent_can_ask_how_it_goes() -> None:
     core = serving_core()
     core.handle(inputs(0, 1), 0.0)

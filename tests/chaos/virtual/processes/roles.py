@@ -53,8 +53,8 @@ from roles.scheduler.rehearsing.make_rehearsal import make_rehearsal
 from roles.scheduler.shell import SchedulerShell
 from roles.scheduler.surroundings import SchedulerSurroundings
 from roles.simulator.hardware import SimulatedNode
-from tests.chaos.virtual.devices import VirtualDevices
-from tests.chaos.virtual.process import Posted, Process
+from tests.chaos.virtual.processes.base import Posted, Process
+from tests.chaos.virtual.processes.devices import VirtualDevices
 
 if TYPE_CHECKING:
     from tests.chaos.virtual.world import World

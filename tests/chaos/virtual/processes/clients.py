@@ -10,9 +10,10 @@ from fabric.ids import Incarnation, ModelId, PeerId, frontend_id, peer_id, sched
 from fabric.link import Received
 from fabric.messages import Answer, CancelRequest, Changed, Infer, Ping, PlanChange, Pong, Refusal, Unready
 from roles.runtime.environment import RunDir
-from tests.chaos.virtual.devices import input_of
-from tests.chaos.virtual.links import VirtualServer
-from tests.chaos.virtual.process import Process
+from tests.chaos.virtual.processes.base import Process
+from tests.chaos.virtual.processes.devices import input_of
+from tests.chaos.virtual.processes.links import VirtualServer
+from tests.chaos.virtual.violated import Violated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,9 @@ class ClientProcess(Process):
         self._numbers = [0] * world.frontends
         self._unready: set[Incarnation] = set()
         """The starts of frontends that want no more requests."""
+        self._known_at: set[int] = set()
+        """Frontends that have heard of it on the connection that it has there, and want its requests."""
+        self._has_vanished = False
         self.silent_until_ms = [0.0] * world.frontends
         """By frontend: until when it may not know that this one has vanished."""
         own = peer_id(f"client-{number}", self.incarnation)
@@ -99,10 +103,14 @@ class ClientProcess(Process):
         for link in self._links:
             link.close()
 
+    def vanish(self, for_ms: float) -> None:
+        self._has_vanished = True
+        super().vanish(for_ms)
+
     def _gone(self) -> None:
         super()._gone()
         for one in self.pending.values():
-            self.world.monitor.client_gone(one.request)
+            self.world.monitor.client_gone(one.request, is_told=not self._has_vanished)
 
     def _send(self, one: Pending, place: int, *, is_again: bool = False) -> bool:
         self._numbers[place] += 1
@@ -114,12 +122,14 @@ class ClientProcess(Process):
         is_sent = self._links[place].send(PeerId(frontend_id(place)), asked, [input_of(one.request)])
         if is_sent:
             self.pending[key] = one
+            self._known_at.add(place)
         return is_sent
 
     def _heard(self, place: int, received: Received) -> None:
         message = received.message
         if isinstance(message, Unready):
             self._unready.add(message.incarnation)
+            self._known_at.discard(place)
         elif isinstance(message, Answer | Refusal):
             key = place, message.request_no
             if key in self._given_up:
@@ -135,6 +145,9 @@ class ClientProcess(Process):
 
     def _cut_off(self, place: int) -> None:
         """Its connection broke: it knows nothing of what it asked there."""
+        if place in self.world.drained and place in self._known_at:
+            raise Violated(f"{frontend_id(place)} ended in order, and did not tell {self.place}")
+        self._known_at.discard(place)
         for key in [key for key in self.pending if key[0] == place]:
             one = self.pending.pop(key)
             self._given_up.add(key)

@@ -15,7 +15,7 @@ from roles.gpu_worker.executors.base import ExecutorEvent, Job, JobRan
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 
 if TYPE_CHECKING:
-    from tests.chaos.virtual.processes import WorkerProcess
+    from tests.chaos.virtual.processes.roles import WorkerProcess
 
 INPUT: Final = "input"
 MODELS_MAX: Final = 8

@@ -16,7 +16,7 @@ from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
 from fabric.sockets.base import Outdated
 from fabric.sockets.routes import Routes
-from tests.chaos.virtual.network import End, Network, Owner, Wire
+from tests.chaos.virtual.processes.network import End, Network, Owner, Wire
 
 CONTROL_QUEUE: Final = 1_000 + 64
 PAYLOAD_QUEUE: Final = 64

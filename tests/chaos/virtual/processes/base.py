@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from roles.runtime.loop.driver import Driver, Role
-from tests.chaos.virtual.links import VirtualTransport
-from tests.chaos.virtual.network import End
+from tests.chaos.virtual.processes.links import VirtualTransport
+from tests.chaos.virtual.processes.network import End
 
 if TYPE_CHECKING:
     from tests.chaos.virtual.world import World

@@ -1,0 +1,5 @@
+"""What a history ends with in which something that always holds did not."""
+
+
+class Violated(AssertionError):
+    """Says what."""
