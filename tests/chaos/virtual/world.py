@@ -68,8 +68,8 @@ class World:
         ]
         self.processes: list[Process] = []
         self.clients: list[ClientProcess | None] = []
-        self.drained: set[int] = set()
-        """The frontends that were told to end in order while nothing else went wrong."""
+        self.drained: dict[int, float] = {}
+        """The frontends that were told to end in order while nothing else went wrong, and when."""
         self.are_clocks_sure = True
         """Nobody stood still, and no way was cut or longer: all know how old what they hear is."""
         self.by_number: dict[int, FrontendProcess] = {}
@@ -128,7 +128,7 @@ class World:
         self.schedulers[number] = SchedulerProcess(self, number)
 
     def start_frontend(self, number: int) -> None:
-        self.drained.discard(number)
+        self.drained.pop(number, None)
         self.by_number[number] = FrontendProcess(self, number)
 
     def start_agent(self, host: Host) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -52,8 +53,8 @@ class ClientProcess(Process):
         self._numbers = [0] * world.frontends
         self._unready: set[Incarnation] = set()
         """The starts of frontends that want no more requests."""
-        self._known_at: set[int] = set()
-        """Frontends that have heard of it on the connection that it has there, and want its requests."""
+        self._known_at: dict[int, float] = {}
+        """Since when a frontend that wants its requests has heard of it on the connection that it has there."""
         self._has_vanished = False
         self.silent_until_ms = [0.0] * world.frontends
         """By frontend: until when it may not know that this one has vanished."""
@@ -122,14 +123,14 @@ class ClientProcess(Process):
         is_sent = self._links[place].send(PeerId(frontend_id(place)), asked, [input_of(one.request)])
         if is_sent:
             self.pending[key] = one
-            self._known_at.add(place)
+            self._known_at.setdefault(place, self.world.now_ms + self.world.client_way_ms)
         return is_sent
 
     def _heard(self, place: int, received: Received) -> None:
         message = received.message
         if isinstance(message, Unready):
             self._unready.add(message.incarnation)
-            self._known_at.discard(place)
+            self._known_at.pop(place, None)
         elif isinstance(message, Answer | Refusal):
             key = place, message.request_no
             if key in self._given_up:
@@ -145,9 +146,8 @@ class ClientProcess(Process):
 
     def _cut_off(self, place: int) -> None:
         """Its connection broke: it knows nothing of what it asked there."""
-        if place in self.world.drained and place in self._known_at:
+        if self._known_at.pop(place, math.inf) < self.world.drained.get(place, 0.0):
             raise Violated(f"{frontend_id(place)} ended in order, and did not tell {self.place}")
-        self._known_at.discard(place)
         for key in [key for key in self.pending if key[0] == place]:
             one = self.pending.pop(key)
             self._given_up.add(key)
