@@ -7,8 +7,13 @@ has granted it.
 
 from __future__ import annotations
 
+from typing import Final
+
 from fabric.messages import FrontendHello
 from roles.frontend.events import FrontendSettings
+
+HELLO_AGAIN_MS: Final = 20.0
+"""After the first hello, which a broken connection does not take: it is back about as soon. Each wait is twice the one before, up to `hello_every_ms`."""
 
 
 class Registration:
@@ -20,7 +25,7 @@ class Registration:
         self.scheduler = 0
         """The number of the one that has that epoch."""
         self._settings = settings
-        self._hello_at_ms = now_ms
+        self._begin(now_ms)
 
     @property
     def hello(self) -> FrontendHello:
@@ -37,14 +42,14 @@ class Registration:
         """Go by this one, which begins an epoch, and say hello; whether it is another one than before."""
         is_another, self.scheduler = scheduler != self.scheduler, scheduler
         self.epoch = epoch
-        self._hello_at_ms = now_ms
+        self._begin(now_ms)
         return is_another
 
     def unlink(self, now_ms: float) -> bool:
         """It does not know us, or is gone: say hello from now on. Whether it was linked."""
         was_linked, self.is_linked = self.is_linked, False
         if was_linked:
-            self._hello_at_ms = now_ms
+            self._begin(now_ms)
         return was_linked
 
     def hello_if_unlinked(self, now_ms: float) -> FrontendHello | None:
@@ -53,10 +58,17 @@ class Registration:
 
     def hello_if_doubted(self, now_ms: float) -> FrontendHello | None:
         """What to say to a scheduler that may have forgotten us, though it is linked; it answers with a directory."""
-        return self._hello_if_due(now_ms) if self.is_linked else None
+        if not self.is_linked:
+            return None
+        self._wait_ms = self._settings.hello_every_ms
+        return self._hello_if_due(now_ms)
+
+    def _begin(self, now_ms: float) -> None:
+        self._hello_at_ms, self._wait_ms = now_ms, HELLO_AGAIN_MS
 
     def _hello_if_due(self, now_ms: float) -> FrontendHello | None:
         if now_ms < self._hello_at_ms:
             return None
-        self._hello_at_ms = now_ms + self._settings.hello_every_ms
+        self._hello_at_ms = now_ms + self._wait_ms
+        self._wait_ms = min(2.0 * self._wait_ms, self._settings.hello_every_ms)
         return self.hello

@@ -204,7 +204,7 @@ def room_ms(script: Script) -> float | None:
         case Fault(kind="reset", who="worker:0", whom="scheduler:active"):
             return 250.0
         case Fault(kind="reset", who="frontend:0", whom="scheduler:active"):
-            return 550.0
+            return 300.0
         case _:
             return None
 
