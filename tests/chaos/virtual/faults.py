@@ -141,7 +141,7 @@ class Faults:
                 process.when_running(lambda: stops.post(StopAsked()))
             case FrontendProcess(stops=stops, number=number):
                 if not was_disturbed:
-                    self._world.drained[number] = self._world.now_ms
+                    self._world.drained[number] = self._world.now_ms, process
                 process.when_running(lambda: stops.post(StopAsked()))
             case WorkerProcess():
                 process.stop()

@@ -128,7 +128,7 @@ class Monitor:
     def cut_off(self, request: int, place: int) -> None:
         """Its connection to that frontend broke."""
         one = self._asked[request]
-        if place in self._world.drained:
+        if self._world.ended_in_order_ms(place):
             raise Violated(f"{one.frontend.place} ended in order, and left request {request} unanswered")
         self._settle(one, "PeerLost")
 

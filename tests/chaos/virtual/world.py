@@ -68,8 +68,8 @@ class World:
         ]
         self.processes: list[Process] = []
         self.clients: list[ClientProcess | None] = []
-        self.drained: dict[int, float] = {}
-        """The frontends that were told to end in order while nothing else went wrong, and when."""
+        self.drained: dict[int, tuple[float, Process]] = {}
+        """When frontends were told to end in order while nothing else went wrong, and their processes."""
         self.are_clocks_sure = True
         """Nobody stood still, and no way was cut or longer: all know how old what they hear is."""
         self.by_number: dict[int, FrontendProcess] = {}
@@ -122,6 +122,11 @@ class World:
     def is_doubtful(self, name: ModelId) -> bool:
         """Whether that may be known, and may not."""
         return any(self.changes.is_doubtful(one) for one in self.models_of(name))
+
+    def ended_in_order_ms(self, frontend: int) -> float:
+        """When a frontend that has ended was told to; 0: it has not, or otherwise."""
+        at_ms, process = self.drained.get(frontend, (0.0, None))
+        return at_ms if process is not None and process.is_dead else 0.0
 
     def start_scheduler(self, number: int) -> None:
         """Another process at that place; so the next three."""

@@ -146,7 +146,7 @@ class ClientProcess(Process):
 
     def _cut_off(self, place: int) -> None:
         """Its connection broke: it knows nothing of what it asked there."""
-        if self._known_at.pop(place, math.inf) < self.world.drained.get(place, 0.0):
+        if self._known_at.pop(place, math.inf) < self.world.ended_in_order_ms(place):
             raise Violated(f"{frontend_id(place)} ended in order, and did not tell {self.place}")
         for key in [key for key in self.pending if key[0] == place]:
             one = self.pending.pop(key)
