@@ -23,7 +23,7 @@ class PushLink(Link, Protocol):
         ...
 
     def drop(self, peer: PeerId) -> None:
-        """Forget a peer, with all that waits for it."""
+        """Forget a peer; what was sent to it has a moment to arrive."""
         ...
 
 

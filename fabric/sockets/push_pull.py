@@ -110,7 +110,8 @@ class PushPool:
         target = self._targets.get(peer)
         if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
             return
-        self.drop(peer)
+        if target is not None:
+            target.close(linger_ms=0)  # who has its address now is another one
         is_known_here = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
         self._targets[peer] = _Target(incarnation, tuple(addresses), is_known_here)
 
@@ -152,10 +153,13 @@ class PushPool:
         return note_sent(self._counters, size, (packed,))
 
     def drop(self, peer: PeerId) -> None:
-        """Forget a peer that is lost or gone; what is queued for it is thrown away at once."""
+        """Forget a peer that is lost or gone, and flush for at most 100 ms in the background.
+
+        Who is lost for others may wait for what was sent all the same.
+        """
         target = self._targets.pop(peer, None)
         if target is not None:
-            target.close(linger_ms=0)
+            target.close(linger_ms=FLUSH_MS)
 
     def close_idle(self, now_ms: float) -> None:
         """Close sockets unused for 60 s; the next send opens one again. `send` sees to it once a second."""

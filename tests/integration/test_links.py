@@ -323,6 +323,14 @@ def test_a_dropped_peer_is_unknown_and_its_socket_is_closed(opened: Opened) -> N
     assert pool.counters["unroutable_out"] == 1
 
 
+def test_what_was_sent_to_a_peer_before_it_is_dropped_arrives(address: str, opened: Opened) -> None:
+    pull, pool = fed(address, opened)
+    assert pool.send(SLICE, Ping(1))  # its socket is not connected yet
+    assert pool.send(SLICE, Ping(2), image())
+    pool.drop(SLICE)
+    assert len(take(pull, 2)) == 2
+
+
 def test_a_new_incarnation_gets_a_new_socket(opened: Opened) -> None:
     old, pool = fed(TCP, opened)
     assert pool.send(SLICE, Ping(1))

@@ -14,7 +14,7 @@ from fabric.ids import Incarnation, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
-from fabric.sockets.base import Outdated
+from fabric.sockets.base import FLUSH_MS, Outdated
 from fabric.sockets.routes import Routes
 from tests.chaos.virtual.processes.network import End, Network, Owner, Wire
 
@@ -241,7 +241,9 @@ class _Pushing(_Connecting):
 
     def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
         super().__init__(network, owner, PeerId(""), addresses)
-        self._waiting: deque[list[Buffer]] = deque()
+        self._waiting: deque[tuple[float, list[Buffer]]] = deque()
+        """With the moment at which each was sent."""
+        self._is_flushing = False
         self.connect()
 
     def peer_of(self, wire: Wire) -> PeerId:
@@ -254,13 +256,24 @@ class _Pushing(_Connecting):
             return self.wire.send(self.wire.far, parts, 2 * PAYLOAD_QUEUE)
         if len(self._waiting) >= PAYLOAD_QUEUE:
             return False
-        self._waiting.append(parts)
+        self._waiting.append((self._network.time.now_ms, parts))
         return True
 
     def connected(self) -> None:
         assert self.wire is not None
         while self._waiting:
-            self.wire.send(self.wire.far, self._waiting.popleft(), 2 * PAYLOAD_QUEUE)
+            sent_at_ms, parts = self._waiting.popleft()
+            self.wire.send(self.wire.far, parts, 2 * PAYLOAD_QUEUE, sent_at_ms)
+        if self._is_flushing:
+            self.close()
+
+    def flush(self) -> None:
+        """Close it once what waits is sent, at the latest after 100 ms."""
+        if not self._waiting:
+            self.close()
+            return
+        self._is_flushing = True
+        self._network.time.at(self._network.time.now_ms + FLUSH_MS, self.close)
 
 
 @dataclass
@@ -282,14 +295,15 @@ class VirtualPush(End):
         known = self.targets.get(peer)
         if known is not None and (known.incarnation, known.addresses) == (incarnation, tuple(addresses)):
             return
-        self.drop(peer)
+        if known is not None and known.socket is not None:
+            known.socket.close()
         self.targets[peer] = _Target(incarnation, tuple(addresses))
 
     def drop(self, peer: PeerId) -> None:
         """As `fabric.transport.PushLink`."""
         target = self.targets.pop(peer, None)
         if target is not None and target.socket is not None:
-            target.socket.close()
+            target.socket.flush()
 
     def send(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
         target = self.targets.get(peer)

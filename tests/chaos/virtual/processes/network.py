@@ -104,8 +104,11 @@ class Wire:
         self._network = network
         self._last_at_ms: dict[End, float] = {near: 0.0, far: 0.0}
 
-    def send(self, to: End, parts: Sequence[Buffer], queue_max: int) -> bool:
-        """False: too much waits there. What goes into a broken connection is gone, which its sender does not know yet."""
+    def send(self, to: End, parts: Sequence[Buffer], queue_max: int, sent_at_ms: float | None = None) -> bool:
+        """False: too much waits there. What goes into a broken connection is gone, which its sender does not know yet.
+
+        `sent_at_ms`: when its process sent it, if it has waited for the connection.
+        """
         if self.is_broken:
             return True
         network, path = self._network, self.path
@@ -123,7 +126,9 @@ class Wire:
             at_ms += path.cut_until_ms - now_ms
         at_ms = self._last_at_ms[to] = max(at_ms, self._last_at_ms[to])
         self.under_way[to] += 1
-        to.arrive(Item(at_ms, network.next_order(), self, [bytes(part) for part in parts], now_ms))
+        if sent_at_ms is None:
+            sent_at_ms = now_ms
+        to.arrive(Item(at_ms, network.next_order(), self, [bytes(part) for part in parts], sent_at_ms))
         return True
 
     def break_off(self, *, is_all_lost: bool = False) -> None:
