@@ -207,8 +207,7 @@ class Connection:
         if self._tending is None and self._is_open:
             self._liveness.watch(FRONTEND, self._clock.now_ms())
             # Whoever is there need not be asked at once; whoever is not is asked as soon as this turn ends.
-            after_ms = self._options.heartbeats.interval_ms if self.is_greeted else 0.0
-            self._tending = self._loop.call_later(after_ms / 1e3, self._tend)
+            self._tend_in(self._options.heartbeats.interval_ms if self.is_greeted else 0.0)
 
     def _tend(self) -> None:
         self._tending = None
@@ -235,5 +234,11 @@ class Connection:
         if not self.is_greeted or self.is_unready:
             wake_at_ms = min(wake_at_ms, now_ms + self._greet_every_ms)
             self._greet_every_ms = min(1.5 * self._greet_every_ms, GREET_EVERY_MS_MAX)
-        self._tending = self._loop.call_later(max(wake_at_ms - now_ms, 1.0) / 1e3, self._tend)
+        self._tend_in(max(wake_at_ms - now_ms, 1.0))
         self._hear_soon()
+
+    def _tend_in(self, after_ms: float) -> None:
+        """The one timer of this connection."""
+        if self._tending is not None:
+            self._tending.cancel()
+        self._tending = self._loop.call_later(after_ms / 1e3, self._tend)

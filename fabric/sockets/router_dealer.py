@@ -190,6 +190,7 @@ class DealerLink(SocketLink):
         self._server_key = ""
         self._connect_at_ms: float | None = None
         self._failures = 0  # handshakes since the last that did not fail
+        self._was_let_in = False
         self._connections = self._watch_connections(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
         )
@@ -268,7 +269,7 @@ class DealerLink(SocketLink):
         if not is_in:
             self._look_why()
             return note_refused(self._counters)
-        self._failures, self.refusal = 0, ""
+        self._failures, self.refusal, self._was_let_in = 0, "", True
         return note_sent(self._counters, frames.size_of(parts), packed)
 
     def _connect(self) -> None:
@@ -309,8 +310,9 @@ class DealerLink(SocketLink):
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
-                case _ if self._guard is None and self._failures >= _FAILURES_TOLD:
-                    # Who asks for a key mostly hangs up before he has said so.
+                case _ if self._guard is None and self._failures >= _FAILURES_TOLD and not self._was_let_in:
+                    # Who asks for a key mostly hangs up before he has said so. Of a server that has let us in before,
+                    # more likely something on the way (a proxy, a tunnel) takes the connections of one that is gone.
                     self.refusal = (
                         f"{self._connected_to} ends each connection at once: probably it asks for a key"
                     )

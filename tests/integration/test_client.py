@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ from fabric.errors import (
     Overloaded,
     PeerLost,
     TooLarge,
+    Unauthorised,
 )
+from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId
 from fabric.learned_margin import STEP_MS
 from fabric.link import NamedTensor, Received
@@ -478,3 +481,44 @@ def test_a_client_opened_again_shares_memory_that_is_there(tmp_path: Path) -> No
         assert frontend.link.counters["garbage_in"] == 0
     finally:
         frontend.end()
+
+
+async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a proxy does whose server is gone."""
+    del reader
+    writer.close()
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a host does that hangs."""
+    await reader.read()
+    writer.close()
+
+
+def timers_of(loop: asyncio.AbstractEventLoop) -> int:
+    """How many are pending."""
+    return sum(not handle.cancelled() for handle in loop._scheduled)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("server", [hang_up, say_nothing])
+def test_who_is_not_there_is_asked_by_one_timer_however_long_it_takes(server: Any) -> None:
+    """Each refusal and each silence doubled the timers: after seconds the SDK did nothing else, and answers waited."""
+
+    async def play() -> int:
+        listening = await asyncio.start_server(server, "127.0.0.1", 0)
+        address = f"tcp://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        options = ClientOptions(connect_timeout_ms=60_000, heartbeats=HeartbeatTiming(20.0, 40.0))
+        async with listening:
+            client = Client(address, options)
+            opening = asyncio.create_task(client.open())
+            most = 0
+            for _ in range(100):
+                await asyncio.sleep(0.02)
+                most = max(most, timers_of(asyncio.get_running_loop()))
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PeerLost, Unauthorised):
+                await opening
+            client.close()
+        return most
+
+    assert asyncio.run(play()) <= 3  # its own, that of `open`, and ours

@@ -513,6 +513,42 @@ def test_nothing_said_before_is_heard_after_what_a_newer_connection_says(
     assert len(heard) + router.counters["outdated_in"] == 41
 
 
+@pytest.mark.parametrize("was_in", [False, True])
+def test_connections_that_end_at_once_mean_a_missing_key_only_before_the_first_that_did_not(
+    was_in: bool, opened: Opened
+) -> None:
+    router = RouterLink.bind([TCP])
+    opened(router)
+    port = int(router.addresses[0].rpartition(":")[2])
+    if not was_in:
+        router.close()
+    dealer = DealerLink.connect(CLIENT, SERVER, [f"tcp://127.0.0.1:{port}"])
+    opened(dealer)
+    if was_in:
+        until(lambda: dealer.send(SERVER, Ping(1)), dealer)
+        router.close()
+    with plain.socket() as proxy:
+        proxy.setsockopt(plain.SOL_SOCKET, plain.SO_REUSEADDR, 1)
+
+        def is_bound() -> bool:
+            with contextlib.suppress(OSError):  # its last owner is closed in the background
+                proxy.bind(("127.0.0.1", port))
+                return True
+            return False
+
+        until(is_bound)
+        proxy.listen()
+        proxy.settimeout(0.02)
+        taken = 0
+        until_ms = CLOCK.now_ms() + 30_000.0
+        while taken < 12 and not dealer.refusal and CLOCK.now_ms() < until_ms:
+            dealer.send(SERVER, Ping(2))
+            with contextlib.suppress(TimeoutError):
+                proxy.accept()[0].close()
+                taken += 1
+    assert bool(dealer.refusal) is not was_in, (dealer.refusal, taken)
+
+
 def test_a_closed_link_neither_sends_nor_receives(address: str) -> None:
     router = RouterLink.bind([address])
     dealer = DealerLink.connect(CLIENT, SERVER, router.addresses)

@@ -42,6 +42,7 @@ BUDGET_MS: Final = 300.0
 RATE_RPS: Final = 40.0
 """Of each of four clients, on two cores."""
 SMALL_DISK: Final = "size=8m"
+SAID_LINES: Final = 60
 SKEW_S: Final = 86_400
 DESCRIPTORS_MORE: Final = 12
 """That a process may have at the end above what it had: connections of whoever was restarted are counted once more until
@@ -57,6 +58,8 @@ class Run:
     wrong: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """The cluster's last lines."""
 
 
 def main() -> int:
@@ -78,6 +81,8 @@ def main() -> int:
             failed += 1
             for at_ms, _, text in run.done:
                 click.echo(f"  {at_ms / 1e3:7.2f} s  {text}")
+            for text in run.said:
+                click.echo(f"  | {text}")
             for text in run.wrong:
                 click.echo(f"  WRONG: {text}")
     click.echo(f"{options.runs} runs of {options.seconds:g} s, {failed} failed")
@@ -101,7 +106,11 @@ def play(run: Run, for_ms: float, disk: Path | None) -> None:
                     run_dir = cluster.run_dir
                     hand = Hand(cluster.run_dir, relays, host, run.seed, disk)
                     key = config.parent / KEY_FILE if host is not None else None
-                    _play_on(run, cluster, hand, _clients(cluster, relays, host), key, for_ms)
+                    try:
+                        _play_on(run, cluster, hand, _clients(cluster, relays, host), key, for_ms)
+                    finally:
+                        said = (cluster.run_dir / "up.err").read_text(encoding="utf-8", errors="replace")
+                        run.said = said.splitlines()[-SAID_LINES:]
             except FabricError as error:
                 run.wrong.append(f"the cluster did not come up or did not last: {error}")
             finally:
@@ -185,8 +194,9 @@ def _play_on(
         return
     for number, (one, skew_ms) in enumerate(fates):
         _judge(run, one, skew_ms, waits, f"load {number}")
-    if report is not None:
-        _look_at_counters(run, look(cluster.run_dir))
+    # Once more: what a stranger says at the supervisor's socket may be a wish to restart everything.
+    if report is not None and (report := _recovered(run, cluster)) is not None:
+        _look_at_counters(run, report)
     for role, pid in _pids(cluster).items():
         if pids.get(role) == pid and _descriptors(pid) > had[role] + DESCRIPTORS_MORE:
             run.wrong.append(f"{role} has {_descriptors(pid)} descriptors, it had {had[role]}")
