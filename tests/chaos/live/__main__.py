@@ -173,9 +173,9 @@ def _play_on(
             (stack.enter_context(_load(run, prefixes[where], own, key)), skew_of(prefixes[where]))
             for where, own in clients.items()
         ]
-        own = {f"load {number}": load.pid for number, (load, _) in enumerate(loads)}
-        waits = stack.enter_context(Waits(lambda: _pids(cluster) | own))
         _wait(1_000.0)
+        own = {f"load {number}": _last_child(load.pid) for number, (load, _) in enumerate(loads)}
+        waits = stack.enter_context(Waits(lambda: _pids(cluster) | own))
         pids = _pids(cluster)
         had = {role: _descriptors(pid) for role, pid in pids.items()}
         began_ms = CLOCK.now_ms()
@@ -203,6 +203,13 @@ def _play_on(
     zombies = zombies_of(cluster.pid)
     if zombies:
         run.wrong.append(f"zombies of `tenuto up`: {zombies}")
+
+
+def _last_child(pid: int) -> int:
+    """Of a process that runs another one, and so on, that which does the work."""
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split():
+        pid = int(children[0])
+    return pid
 
 
 def cluster_pid_is_gone(cluster: TemporaryCluster) -> bool:
