@@ -41,6 +41,7 @@ from fabric.messages import SliceState, StatusListed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import active_schedulers
+from tests.integration.proc import processes_naming
 
 ROOM_MS = 10.0 + 6.1  # the way, and l(1)
 GRACE_MS = 50.0
@@ -86,18 +87,13 @@ def role_pid(cluster: TemporaryCluster, role_id: str) -> int:
     raise TimeoutError(f"{role_id} does not serve")
 
 
-def children_of(pid: int) -> list[int]:
-    """Its living child processes."""
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
-
-
 def worker_pid(cluster: TemporaryCluster, node: str) -> int:
-    """Of the one worker of a node."""
+    """Of the one worker of a node; one that has outlived its agent is nobody's child, but names it."""
     until_s = time.monotonic() + 20
     while time.monotonic() < until_s:
-        found = children_of(role_pid(cluster, f"node-{node}"))
-        if found:
-            return found[0]
+        for pid, command in processes_naming(f"{cluster.run_dir}/node-{node}.control ").items():
+            if "-m roles.gpu_worker " in command:
+                return pid
         time.sleep(0.02)
     raise TimeoutError(f"no worker runs on {node}")
 
