@@ -307,7 +307,7 @@ class DealerLink(SocketLink):
             match event:
                 case zmq.Event.HANDSHAKE_FAILED_AUTH:
                     self.refusal = f"{self._connected_to} does not let our key in"
-                case zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if self._failures >= _FAILURES_TOLD:
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
                 case _ if self._guard is None and self._failures >= _FAILURES_TOLD and not self._was_let_in:
