@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -71,6 +72,8 @@ def sending(addresses: Sequence[str], load: Load, fates: list[Fate]) -> Iterator
 def _send(addresses: Sequence[str], load: Load, out: Connection) -> None:
     """The sender's process: until something comes through the pipe, then the fates go back through it."""
     die_with_parent()
+    # Fates are kept to the end: walking all of them would stop the sender for as long as a loss takes, and count as one.
+    gc.set_threshold(700, 10, 1_000_000)
     out.send(run_precisely(_play(addresses, load, out)))
 
 

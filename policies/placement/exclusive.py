@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from policies.placement.common.base import (
     GpuSlot,
@@ -20,6 +21,7 @@ from policies.placement.common.base import (
     slice_memory_bytes,
 )
 from policies.placement.common.request_checks import joined, require_gpus
+from policies.registry import Registered
 
 
 @dataclass(slots=True)
@@ -138,3 +140,6 @@ def _goodput_rps(owners: Sequence[_Owner]) -> float | None:
     if any(owner.model.rate_rps is None for owner in owners):
         return None
     return sum(min(owner.model.rate_rps or 0.0, owner.capacity_rps) for owner in owners)
+
+
+REGISTERED: Final = Registered({}, lambda _: Exclusive())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
@@ -31,6 +31,7 @@ from policies.placement.common.base import (
     slice_memory_bytes,
 )
 from policies.placement.common.request_checks import joined, require_gpus, require_pipelines
+from policies.registry import Registered
 from profiles.model import BATCH_SIZE_LIMIT
 
 _BATCH = Number(None, minimum=1, maximum=BATCH_SIZE_LIMIT, is_minimum_allowed=True, is_whole=True)
@@ -190,3 +191,6 @@ def _read_mapping(value: Any, schema: Schema, needed: Sequence[str], where: str)
         if name not in options:
             raise ConfigError(f"{where}.{name} is missing")
     return options
+
+
+REGISTERED: Final = Registered({"slices": Free()}, Given)

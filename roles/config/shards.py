@@ -14,7 +14,6 @@ from typing import Any
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot
-from policies.placement.symphony.subclusters import partition_models
 from roles.config.checks import whole
 from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, placed_models
 from roles.config.shard_assignment import deal
@@ -79,6 +78,8 @@ def _dealt(
         if (profile := model.find_profile(gpu_type)) is not None
     }
     placed = placed_models(models)
+    from policies.placement.symphony.subclusters import partition_models  # noqa: PLC0415  20 ms, and few files have shards
+
     # Shards with GPUs of the same kinds can have the same models.
     kinds: dict[tuple[GpuSlot, ...], list[int]] = {}
     for shard in range(shards):

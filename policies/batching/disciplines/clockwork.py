@@ -7,10 +7,14 @@ as Clockwork has them, or all sizes, as Symphony's authors ran it (their section
 
 from __future__ import annotations
 
+from typing import Final
+
+from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS
 from policies.batching.baselines.backlog import Backlog
 from policies.batching.baselines.state import BaselineSlice, Line
 from policies.batching.batch_moments import latest_at_ms
+from policies.registry import Registered
 
 
 class Clockwork(Backlog):
@@ -34,3 +38,9 @@ class Clockwork(Backlog):
             if latest_ms < earliest_ms:
                 chosen, earliest_ms = (line, size), latest_ms
         return chosen
+
+
+REGISTERED: Final = Registered(
+    {"sizes": Choice(("powers_of_two", "all"))},
+    lambda options: Clockwork(has_all_sizes=options["sizes"] == "all"),
+)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS
 from policies.batching.batch_moments import Table
-from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.central import PICK, Central, central_options
 from policies.batching.matchmaking.send_rule import SendRule
+from policies.registry import Registered
 
 
 def frontrun_hold(cost: Table) -> Table:
@@ -26,3 +30,8 @@ class Deferred(Central):
 
     def __init__(self, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
         super().__init__(FRONTRUN, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
+
+
+REGISTERED: Final = Registered(
+    {"drop": Choice(("window", "simple")), "pick": PICK}, lambda options: Deferred(**central_options(options))
+)

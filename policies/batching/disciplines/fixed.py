@@ -9,13 +9,16 @@ Nothing looks at deadlines but the worker, which does not start what can no long
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from fabric.ids import ModelId, SliceId
+from fabric.policy_options import Number
 from policies.batching.base import NEVER_MS, BatchDecision, RequestRun
 from policies.batching.baselines.baseline import Baseline
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
 from policies.batching.batch_moments import EPSILON_MS
 from policies.batching.drop import fallback_target
+from policies.registry import Registered
 
 
 @dataclass(slots=True)
@@ -148,3 +151,12 @@ class Fixed(Baseline):
                 self._close_full(opened, now_ms, out)
                 if opened.line.queue.count and opened.timeout.armed_at_ms == NEVER_MS:
                     self._arm(opened.timeout, now_ms)  # it timed out while there was no replica
+
+
+REGISTERED: Final = Registered(
+    {
+        "max_wait_ms": Number(100.0, is_minimum_allowed=True),
+        "batch": Number(None, minimum=1, is_minimum_allowed=True, is_whole=True),
+    },
+    lambda options: Fixed(max_wait_ms=options["max_wait_ms"], batch=options.get("batch")),
+)

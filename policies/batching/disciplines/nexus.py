@@ -9,8 +9,10 @@ coordinates the slices between epochs (ADR 0013).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from fabric.ids import ModelId, SliceId
+from fabric.policy_options import Number
 from policies.batching.base import NEVER_MS, BatchDecision, Drop, RequestRun
 from policies.batching.baselines.baseline import Baseline
 from policies.batching.baselines.squishy import Bin, ModelLoad, saturated_size, spread
@@ -18,6 +20,7 @@ from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line
 from policies.batching.batch_moments import EPSILON_MS, Table, cost_table, lead_table
 from policies.batching.drop import suffix_size
 from policies.rates import RateMeter
+from policies.registry import Registered
 
 FIRST_EPOCH_MS = 1000.0  # before it all models count alike
 
@@ -162,3 +165,6 @@ class Nexus(Baseline):
         turn = _Turn(self._new_line(state, slice_), cost, batch_size, per_ms)
         self._turns.setdefault(slice_.slice_id, []).append(turn)
         self._routes.setdefault(state.model_id, []).append((slice_, turn))
+
+
+REGISTERED: Final = Registered({"epoch_s": Number(10.0)}, lambda options: Nexus(epoch_s=options["epoch_s"]))

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fabric.ids import ModelId, SliceId
+from fabric.policy_options import Number
 from policies.batching.base import BatchDecision, Preempt, RequestRun
 from policies.batching.baselines.backlog import Backlog
 from policies.batching.baselines.state import BaselineSlice, Line
+from policies.registry import Registered
 
 
 @dataclass(slots=True)
@@ -98,3 +101,9 @@ class Shepherd(Backlog):
         self._running = {
             slice_id: running for slice_id, running in self._running.items() if slice_id in self._slices
         }
+
+
+REGISTERED: Final = Registered(
+    {"preempt_ratio": Number(3.0, minimum=1)},
+    lambda options: Shepherd(preempt_ratio=options["preempt_ratio"]),
+)

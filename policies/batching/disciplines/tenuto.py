@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from fabric.ids import ModelId, SliceId
+from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import plan_holds, plan_reserves, prospect
-from policies.batching.matchmaking.central import Central
+from policies.batching.matchmaking.central import PICK, Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.send_rule import SendRule
@@ -31,6 +33,7 @@ from policies.batching.overload_shares import Gate, Sharing, share_out
 from policies.batching.rehearsing.question import PLANNED, Question, Rehearsed, RehearsedModel, Variant
 from policies.batching.rehearsing.rehearsals import Rehearsals
 from policies.batching.run_queue import cut
+from policies.registry import Registered
 
 PLAN_EVERY_MS = 100.0
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
@@ -379,3 +382,9 @@ class Tenuto(Central):
             group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)
             known = [before[model_id].wait_losses.share for model_id in group.model_ids if model_id in before]
             group.wait_losses.share = max(known, default=0.0)
+
+
+REGISTERED: Final = Registered(
+    {"drop": Choice(("window", "simple"), is_default_given=False), "pick": PICK},
+    lambda options: Tenuto(drop=options.get("drop"), is_lowest_id=options["pick"] == "lowest_id"),
+)

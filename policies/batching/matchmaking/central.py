@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop
+from typing import Any, Final
 
 from fabric.ids import FrontendId, ModelId, SliceId
+from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS, QUIET, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.matchmaking.matchmaker import Matchmaker
 from policies.batching.matchmaking.model_state import ModelState
@@ -25,6 +27,15 @@ from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.slice_pools import SlicePools
 
 NOTHING: tuple[BatchDecision, ...] = ()
+PICK: Final = Choice(("lowest_id", "longest_idle"))
+
+
+def central_options(options: Mapping[str, Any]) -> dict[str, bool]:
+    """What `Central` is told, of the checked options ``drop`` and ``pick``."""
+    return {
+        "is_window_drop": options["drop"] == "window",
+        "is_lowest_id": options["pick"] == "lowest_id",
+    }
 
 
 class Central(Matchmaker):

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, Final
 
 from fabric.errors import ConfigError
 from fabric.policy_options import Number, Schema
@@ -41,6 +41,7 @@ from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
+from policies.registry import Registered
 from policies.slo import BAD_RATE_ALLOWED
 from profiles.model import STAGES_MAX
 
@@ -329,3 +330,6 @@ def _decision(best: int, found: Mapping[int, _Selection]) -> Decision:
         if size != best
     )
     return Decision("groups of GPUs", f"of {best}", metrics(best), rejected)
+
+
+REGISTERED: Final = Registered(OPTIONS, AlpaServe)

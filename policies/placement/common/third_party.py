@@ -15,12 +15,14 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fabric.errors import ConfigError, ProfileError
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, PlacementPolicy, Profiles
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP = "tenuto.placement"
 WORDS_MAX = 500
@@ -31,9 +33,15 @@ Place = Callable[
 ]
 
 
+def _offered() -> EntryPoints:
+    from importlib.metadata import entry_points  # noqa: PLC0415  17 ms, and most policies are ours
+
+    return entry_points(group=GROUP)
+
+
 def third_party_names() -> tuple[str, ...]:
     """The names that installed distributions offer."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+    return tuple(sorted({point.name for point in _offered()}))
 
 
 def third_party_policy(name: str, options: Mapping[str, Any]) -> PlacementPolicy | None:
@@ -41,7 +49,7 @@ def third_party_policy(name: str, options: Mapping[str, Any]) -> PlacementPolicy
 
     Raises ConfigError where two do, where it cannot be imported, or where it does not take these options.
     """
-    found = list(entry_points(group=GROUP, name=name))
+    found = list(_offered().select(name=name))
     if not found:
         return None
     if len({point.value for point in found}) > 1:

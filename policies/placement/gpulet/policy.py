@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from fabric.policy_options import Choice, Flag
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -33,6 +35,7 @@ from policies.placement.gpulet.quantities import (
     size_costs,
 )
 from policies.placement.gpulet.scaling import as_much_as_fits, scaled
+from policies.registry import Registered
 from policies.rounding import ROUNDING
 from profiles.model import ModelProfile
 
@@ -230,3 +233,9 @@ def _violations(board: Board, asked: Sequence[_Asked], gpus: Sequence[GpuSlot]) 
                     f"{latency_ms:.2f} ms beside its neighbour, its SLO is {slo_ms:g} ms"
                 )
     return violations
+
+
+REGISTERED: Final = Registered(
+    {"search": Choice(("elastic", "exhaustive", "whole")), "interference": Flag(True)},
+    lambda options: GpuletPolicy(has_interference=options["interference"], search=options["search"]),
+)

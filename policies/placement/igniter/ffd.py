@@ -8,13 +8,16 @@ GPU on which algorithm 2 finds shares for everybody.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from fabric.policy_options import Flag
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.packing import first_fit, first_growth
 from policies.placement.igniter.plan import KindPlan
 from policies.placement.igniter.policy import shared_plan
 from policies.placement.igniter.workload import IgniterGpuKind
+from policies.registry import Registered
 from profiles.igniter.performance_model import IgniterProfile
 
 
@@ -39,3 +42,6 @@ class Ffd:
     ) -> KindPlan:
         choose = first_growth if self._has_growth else first_fit
         return shared_plan(models, kind, choose, is_new_checked=self._has_growth)
+
+
+REGISTERED: Final = Registered({"growth": Flag(False)}, lambda options: Ffd(has_growth=options["growth"]))

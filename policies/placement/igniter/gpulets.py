@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 from policies.placement.common.base import (
     WHOLE_PERCENT,
@@ -31,6 +32,7 @@ from policies.placement.common.base import (
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.workload import IgniterGpuKind, memory_of, modelled_ms
+from policies.registry import Registered
 from policies.rounding import ROUNDING
 from profiles.igniter.performance_model import IgniterProfile
 
@@ -187,3 +189,6 @@ def _why_not(newcomer: Replica, gpu: _Gpu, kind: IgniterGpuKind) -> str | None:
     if latency_ms > newcomer.model.slo_ms / 2:
         return f"beside what is there it would take {latency_ms:.2f} ms"
     return None
+
+
+REGISTERED: Final = Registered({}, lambda _: Gpulets())

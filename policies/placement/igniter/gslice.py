@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
+from fabric.policy_options import Number
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.policy import Igniter
 from policies.placement.igniter.workload import IgniterGpuKind, throughput_rps
+from policies.registry import Registered
 from profiles.igniter.performance_model import IgniterProfile, predict_ms
 
 BATCH_START = 1
@@ -118,3 +121,9 @@ def _tune_share(now: list[Replica], place: int) -> None:
 
 def _latency_ms(now: Sequence[Replica], place: int) -> float:
     return predict_ms(now[place].profile.hardware, [replica.resident for replica in now])[place]
+
+
+REGISTERED: Final = Registered(
+    {"adjustments": Number(5, maximum=10_000, is_minimum_allowed=True, is_whole=True)},
+    lambda options: Gslice(adjustments=options["adjustments"]),
+)

@@ -8,14 +8,17 @@ at a time, until the performance model of section 3.1 finds nobody late (`gpu.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fabric.ids import ModelId
+from fabric.policy_options import Choice
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles, Unplaced
 from policies.placement.igniter.cluster import place_by_kind
 from policies.placement.igniter.gpu import SharedGpu
 from policies.placement.igniter.packing import Choose, least_growth, pack
 from policies.placement.igniter.plan import KindPlan, Replica
 from policies.placement.igniter.workload import IgniterGpuKind, IgniterWorkload, demand_of
+from policies.registry import Registered
 from profiles.igniter.performance_model import IgniterProfile
 
 
@@ -81,3 +84,9 @@ def _replicas(gpu: SharedGpu, profile_of: dict[ModelId, IgniterProfile]) -> tupl
         Replica(w.model, profile_of[w.model.model_id], w.rate_rps, w.batch_size, gpu.kind.percent(units))
         for w, units in zip(gpu.workloads, gpu.units, strict=True)
     )
+
+
+REGISTERED: Final = Registered(
+    {"new_gpu": Choice(("checked", "paper"))},
+    lambda options: Igniter(is_new_checked=options["new_gpu"] == "checked"),
+)

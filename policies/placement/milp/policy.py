@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from fabric.ids import ModelId
 from fabric.policy_options import Flag, Number, Schema
@@ -37,6 +38,7 @@ from policies.placement.common.demands import (
 from policies.placement.common.gpu_kinds import GpuClass, gpu_classes
 from policies.placement.common.request_checks import in_order, joined, rated, require_gpus
 from policies.placement.milp.model import MilpProblem, MilpSolution, solve_task
+from policies.registry import Registered
 from policies.solver import TIME_LIMIT_S
 
 OPTIONS: Schema = {
@@ -251,3 +253,7 @@ def _metrics(demand: ResourceDemand) -> dict[str, float]:
         "mreq_percent": demand.memory_percent,
         "goodput_per_creq": demand.throughput_rps / max(demand.compute_percent, 1e-9),
     }
+
+
+AO_MILP: Final = Registered(OPTIONS, partial(Milp, "ao-milp", "achieved_occupancy_percent"))
+WSM_MILP: Final = Registered(OPTIONS, partial(Milp, "wsm-milp", "weighted_sm_percent"))

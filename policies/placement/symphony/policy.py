@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from fabric.ids import ModelId
+from fabric.policy_options import Number
 from policies.placement.common.base import (
     Decision,
     GpuSlot,
@@ -29,6 +31,7 @@ from policies.placement.common.base import (
 from policies.placement.common.gpu_kinds import GpuKind, gpu_kind
 from policies.placement.common.request_checks import joined, require_gpus
 from policies.placement.symphony.subclusters import subclusters_of
+from policies.registry import Registered
 
 _Of = tuple[int, GpuKind]
 """A sub-cluster, and what tells two of its GPUs apart here: GPUs that agree in both host the same models."""
@@ -160,3 +163,9 @@ def _staggered_goodput_rps(
         fraction = sum(rate / capacity_rps[model_id] for model_id, rate in rate_rps.items())
         goodput_rps += sum(rate_rps.values()) / max(1.0, fraction)
     return goodput_rps
+
+
+REGISTERED: Final = Registered(
+    {"subclusters": Number(1, minimum=1, maximum=65_536, is_minimum_allowed=True, is_whole=True)},
+    lambda options: Symphony(options["subclusters"]),
+)

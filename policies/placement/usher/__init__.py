@@ -1,5 +1,5 @@
 """Usher, WAO-Usher and WSM-Usher: one file per idea, `policy.py` on top."""
 
-from policies.placement.usher.policy import OPTIONS, Usher
+from policies.placement.usher.policy import Usher
 
-__all__ = ["OPTIONS", "Usher"]
+__all__ = ["Usher"]

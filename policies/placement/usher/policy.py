@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
@@ -50,6 +51,7 @@ from policies.placement.usher.explain import group_decision, shortfall, type_dec
 from policies.placement.usher.grouping import Group, balanced_groups, given_groups
 from policies.placement.usher.interleaving import Room
 from policies.placement.usher.search import FoundConfiguration, best_configuration
+from policies.registry import Registered
 
 OPTIONS: Schema = {
     "groups": Free(),
@@ -249,3 +251,8 @@ def _slices(
         )
         for place in places
     ]
+
+
+USHER: Final = Registered(OPTIONS, partial(Usher, "usher", "achieved_occupancy_percent"))
+WAO_USHER: Final = Registered(OPTIONS, partial(Usher, "wao-usher", "weighted_occupancy_percent"))
+WSM_USHER: Final = Registered(OPTIONS, partial(Usher, "wsm-usher", "weighted_sm_percent"))
