@@ -33,6 +33,7 @@ from fabric.sockets import (
     RouterLink,
     context,
 )
+from fabric.sockets.local_streams import SWITCH, are_allowed
 from fabric.tensors import share
 
 CLIENT, SERVER, SLICE = PeerId("client/1"), PeerId("server/1"), PeerId("node/gpu0/0")
@@ -46,23 +47,33 @@ class Opened(list[Link]):
         self.append(link)
 
 
+OPENED = Opened()
+
+
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    links = Opened()
-    yield links
-    for link in links:
+    yield OPENED
+    for link in OPENED:
         link.close()
+    OPENED.clear()
 
 
-@pytest.fixture(params=["tcp", "ipc"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return TCP if request.param == "tcp" else f"ipc://{tmp_path}/socket"
+@pytest.fixture(params=["tcp", "ipc", "stream"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """By ZeroMQ's TCP, by its ipc, and by a local stream beside that."""
+    if request.param == "ipc":
+        monkeypatch.setenv(SWITCH, "0")
+    are_allowed.cache_clear()
+    yield TCP if request.param == "tcp" else f"ipc://{tmp_path}/socket"
+    are_allowed.cache_clear()
 
 
 def until(is_true: Callable[[], bool], *links: Link, limit_ms: float = 60_000.0) -> None:
-    """Wait for a state, waking on the links' descriptors."""
+    """Wait for a state, waking on the links' descriptors. All that are open go on, as in their loops."""
     end_ms = CLOCK.now_ms() + limit_ms
     while not is_true():
+        for link in OPENED:
+            link.receive(0)
         assert CLOCK.now_ms() < end_ms, "it did not happen in time"
         if not any(link.has_more for link in links):
             select.select([link.fileno() for link in links], [], [], 0.005)

@@ -2,9 +2,10 @@
 
 - `LinkSource`: a link whose peers are not watched; a function makes an event of each message.
 - `WatchedLinkSource`: a link whose peers are watched. Messages become `Heard`, silence becomes `Lost`.
+- `SendingSource`: a link by which nothing comes.
 - `TranslatedSource`: another source, whose events a function translates.
 
-All three are a `SourceOver`, as are the sources of single roles that read from another one. A `TimedSource` reads from
+All four are a `SourceOver`, as are the sources of single roles that read from another one. A `TimedSource` reads from
 nothing that tells of itself, so it has only moments. `server_connection.py`
 beside this page has the two for a client's end, `mailbox.py` the one for events of other threads.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Never, Protocol, TypeVar
 
 from fabric.clock import Clock
 from fabric.heartbeats import HeartbeatTiming, Liveness
@@ -150,6 +151,20 @@ class LinkSource(SourceOver, Generic[EventT]):
         elif self._full_at_ms is None:
             self._full_at_ms = now_ms
         return events
+
+
+class SendingSource(SourceOver):
+    """A link that only sends: what waits there for room goes on when there is some. Nothing comes of it."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._link = link
+
+    def take(self, limit: int, now_ms: float) -> Sequence[Never]:
+        """Nothing."""
+        del now_ms
+        self._link.receive(limit)
+        return ()
 
 
 class TimedLink(Link, Protocol):
