@@ -83,6 +83,8 @@ class SocketLink(ABC):
         self._claims: list[IpcPath] = []
         self._addresses: list[str] = []
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
+        self._lost: list[PeerId] = []  # whose connections have ended, until somebody asks
+        self._has_looked = False  # just now, so that the next `receive` need not
         with naming_descriptors():
             self._streams = LocalStreams(self._options)
         self._monitor: ConnectionMonitor | None = None
@@ -117,16 +119,22 @@ class SocketLink(ABC):
 
     @property
     def has_more(self) -> bool:
-        """Whether a message is waiting of which the descriptor may not tell, because the socket was used since."""
-        return bool(self._came) or self._streams.has_more or self._is_zmq_waiting()
+        """Whether somebody is lost, or a message is waiting of which the descriptor may not tell."""
+        if self._came or self._lost or self._streams.has_more:
+            return True
+        return self._is_touched and self._is_zmq_waiting()
 
     def fileno(self) -> int:
         """A descriptor that tells of messages by ZeroMQ and by local streams, and of ended connections; -1 once closed."""
         return self._streams.fileno()
 
     def take_lost(self) -> Sequence[PeerId]:
-        """Nobody: only links with a monitor hear of ended connections."""
-        return ()
+        """Peers whose connection was closed, or that a send found gone, since the last call. Payload's links hear of none."""
+        self._look()
+        self._has_looked = True
+        self._note_ended()
+        lost, self._lost = self._lost, []
+        return lost
 
     def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
         """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""
@@ -144,7 +152,9 @@ class SocketLink(ABC):
         came, self._came = self._came, []
         if self._guard is not None:
             self._follow_keys()
-        self._look()
+        if not self._has_looked:
+            self._look()
+        self._has_looked = False
         counters = self._counters
         taken = headers_size = 0
         while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES:
@@ -206,7 +216,7 @@ class SocketLink(ABC):
             self._note_streams_ended()
 
     def _is_zmq_waiting(self) -> bool:
-        if not self._is_touched or self._socket.closed:
+        if self._socket.closed:
             return False
         self._is_touched = bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
         return self._is_touched
@@ -276,6 +286,9 @@ class SocketLink(ABC):
 
         Raises RemoteProtocolError for who may not, Outdated for who has said something newer.
         """
+
+    def _note_ended(self) -> None:  # noqa: B027  most links have nothing to do here
+        """Find out which of ZeroMQ's connections have ended."""
 
     def _note_streams_ended(self) -> None:
         """Somebody at the other end of a local stream is gone; whoever sends payload needs no answer."""

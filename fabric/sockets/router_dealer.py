@@ -67,7 +67,6 @@ class RouterLink(ListeningLink):
         self._descriptor_of: dict[PeerId, int] = {}
         self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
         self._stream_of: dict[PeerId, LocalStream] = {}  # those whose newest connection is one
-        self._lost: list[PeerId] = []
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
@@ -104,18 +103,6 @@ class RouterLink(ListeningLink):
         if is_large:
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
-
-    def take_lost(self) -> Sequence[PeerId]:
-        """Peers whose connection was closed, or that a send found gone, since the last call."""
-        self._look()
-        self._note_ended()
-        lost, self._lost = self._lost, []
-        return lost
-
-    @property
-    def has_more(self) -> bool:
-        """Whether somebody is lost, or a message is waiting."""
-        return bool(self._lost) or super().has_more
 
     def _note_ended(self) -> None:
         if self._socket.closed:
@@ -240,7 +227,6 @@ class DealerLink(SocketLink):
         self._stream: LocalStream | None = None
         self._is_by_zmq = False  # ZeroMQ's connection has carried something, so all the rest goes there
         self._is_turned_away = False  # from local streams, as long as ZeroMQ's connection stands
-        self._is_lost = False
         self._failures = 0  # handshakes since the last that did not fail
         self._was_let_in = False
         self._connections = self._watch_connections(
@@ -291,22 +277,12 @@ class DealerLink(SocketLink):
             else ""
         )
 
-    def take_lost(self) -> Sequence[PeerId]:
-        """The server, if its connection was closed since the last call. A new one is on its way by itself."""
-        if self._socket.closed:
-            return ()
-        self._look()
-        # Of ZeroMQ's connection only while it is the one: beside a local stream it stands idle.
-        if self._connections.ended():
-            self._is_lost |= self._is_by_zmq
-            self._is_by_zmq = self._is_turned_away = False
-        is_lost, self._is_lost = self._is_lost, False
-        return (self._server,) if is_lost else ()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the server is lost, or a message is waiting."""
-        return self._is_lost or super().has_more
+    def _note_ended(self) -> None:
+        if self._socket.closed or not self._connections.ended():
+            return
+        if self._is_by_zmq:  # else it stood idle beside a local stream
+            self._lost.append(self._server)
+        self._is_by_zmq = self._is_turned_away = False
 
     @property
     def is_by_ipc(self) -> bool:
@@ -356,7 +332,8 @@ class DealerLink(SocketLink):
     def _drop_unread(self) -> None:
         """What came by the connection before, whose end ZeroMQ lets us read: it is of before we gave the server up."""
         self._came, self._is_amid = [], False
-        self._is_by_zmq = self._is_turned_away = self._is_lost = False
+        self._is_by_zmq = self._is_turned_away = False
+        self._lost.clear()
         with contextlib.suppress(zmq.Again):
             while True:
                 self._socket.recv(zmq.NOBLOCK)
@@ -398,7 +375,8 @@ class DealerLink(SocketLink):
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:
             if stream is self._stream:
-                self._stream, self._is_lost, self._is_turned_away = None, True, not stream.has_heard
+                self._stream, self._is_turned_away = None, not stream.has_heard
+                self._lost.append(self._server)
         self._streams.ended.clear()
 
     def _keys_changed(self, guard: LinkAccess) -> None:

@@ -258,15 +258,41 @@ class TranslatedSource(SourceOver, Generic[InnerT, EventT]):
         return [event for inner in self.inner.take(limit, now_ms) if (event := translate(inner)) is not None]
 
 
-def tells_all(source: object) -> bool:
-    """Whether a source needs asking only after a `take`: its descriptor tells of all the rest, and it has no moments."""
+class Teller(Protocol):
+    """What knows whether something waits of which no descriptor tells."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something does."""
+        ...
+
+
+class Timer(Protocol):
+    """What knows a source's next moment."""
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """That moment; None: there is none."""
+        ...
+
+
+def teller_of(source: Teller) -> Teller | None:
+    """Whose `has_more` a source's comes down to; None: of all but what a `take` has left its descriptor tells."""
+    kind = type(source)
+    if isinstance(source, SourceOver) and kind.has_more is SourceOver.has_more:
+        return teller_of(source.below)
+    if isinstance(source, Mailbox) and kind.has_more is Mailbox.has_more:
+        return None
+    return source
+
+
+def timer_of(source: Timer) -> Timer | None:
+    """Whose `wake_at_ms` a source's comes down to; None: it has no moments."""
+    kind = type(source)
     if isinstance(source, TranslatedSource):
-        return tells_all(source.inner)
-    if isinstance(source, SourceOver):
-        kind = type(source)
-        is_plain = kind.wake_at_ms is SourceOver.wake_at_ms and kind.has_more is SourceOver.has_more
-        return is_plain and tells_all(source.below)
-    if isinstance(source, Mailbox):
-        box = type(source)
-        return box.wake_at_ms is Mailbox.wake_at_ms and box.has_more is Mailbox.has_more
-    return False
+        return timer_of(source.inner)
+    if isinstance(source, SourceOver) and kind.wake_at_ms is SourceOver.wake_at_ms:
+        return None
+    if isinstance(source, Mailbox) and kind.wake_at_ms is Mailbox.wake_at_ms:
+        return None
+    return source
