@@ -89,6 +89,7 @@ class VirtualPeers(_Listener):
             self._forget(peer)
             self._counters["unroutable_out"] += 1
             return False
+        self._say(wire, packed)
         return self._note(packed, is_sent=wire.send(wire.near, self._join(packed), CONTROL_QUEUE))
 
     def _forget(self, peer: PeerId) -> None:
@@ -214,6 +215,7 @@ class VirtualServer(_Connecting):
             self.connect()
         if self.wire is None:
             return self._note(packed, is_sent=False)
+        self._say(self.wire, packed)
         return self._note(packed, is_sent=self.wire.send(self.wire.far, self._join(packed), CONTROL_QUEUE))
 
 

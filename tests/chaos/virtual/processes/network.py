@@ -313,6 +313,9 @@ class End:
             return Envelope(WIRE_VERSION, self.epoch, self.owner.now_ms(), (parcel,))
         return frames.join(packed, epoch=self.epoch, sent_at_ms=self.owner.now_ms())
 
+    def _say(self, wire: Wire, packed: Sequence[Packed]) -> None:
+        self._network.said(self.owner, wire, [one.parcel.body for one in packed])
+
     def _note(self, packed: Sequence[Packed], *, is_sent: bool) -> bool:
         self._counters["messages_out" if is_sent else "full_out"] += len(packed)
         return is_sent
@@ -330,6 +333,8 @@ class Network:
         self.wires: dict[Wire, None] = {}
         self.opened: Callable[[Wire, End, float, Epoch, Sequence[Parcel]], None] = lambda *_: None
         """Hears of all that is read: its connection, the reader, when it was sent, its epoch, and what it says."""
+        self.said: Callable[[Owner, Wire, Sequence[AnyMessage]], None] = lambda *_: None
+        """Hears of all that goes into a control connection: who says it, and what."""
         self.refuses: Callable[[AnyMessage], bool] = lambda _: False
         """Whether a queue is too full to take that message, of those that are sent alone."""
         self._delay_ms = delay_ms
