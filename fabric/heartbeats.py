@@ -1,6 +1,7 @@
 """Heartbeats, sans-IO: alive -> suspect -> lost.
 
-Whatever a peer sends is a sign of life; who is quiet for the heartbeat interval is asked for one. Silence turns a peer
+Whatever a peer sends is a sign of life; who is quiet for the heartbeat interval is asked for one. Two peers that are both quiet
+ask in turn, and who has many asks those together whose time comes soon. Silence turns a peer
 suspect, silence as long as the patience makes it lost, and lost is final: the same name heard again has to be watched
 anew. Both are in the configuration (`cluster.heartbeats`). A connection that is closed is news at once and needs no
 heartbeat (`fabric/sockets/monitor.py`): these are for hosts that vanish, links that are cut, and loops that are stuck.
@@ -63,12 +64,19 @@ class HeartbeatTiming:
         """Two heartbeats were not answered, or most of the patience is used up."""
         return min(2.4 * self.interval_ms, 0.8 * self.patience_ms)
 
+    @property
+    def together_ms(self) -> float:
+        """Heartbeats that are due so soon go now: each moment wakes the process, and it may have many peers."""
+        return 0.2 * self.interval_ms
+
 
 @dataclass(slots=True)
 class _Watched:
     heard_at_ms: float
     pinged_at_ms: float = -math.inf
     number: int = 0
+    has_answered: bool = False
+    """Our last ping, and has not asked us since."""
     state: PeerState = PeerState.ALIVE
 
 
@@ -102,20 +110,32 @@ class Liveness:
             watched.heard_at_ms = now_ms
             watched.state = NEXT[watched.state, Sign.HEARD]
 
+    def pinged(self, peer: PeerId, now_ms: float) -> None:
+        """The peer asked for a sign of life, and so gave one."""
+        self.heard(peer, now_ms)
+        watched = self._watched.get(peer)
+        if watched is not None:
+            watched.has_answered = False
+            self._plan_for_the_only_one()
+
     def pong(self, peer: PeerId, number: int, now_ms: float) -> float | None:
         """The answer to our last ping came: its round trip in ms. None for an older one or a stranger's."""
         self.heard(peer, now_ms)
         watched = self._watched.get(peer)
         if watched is None or watched.number != number or math.isinf(watched.pinged_at_ms):
             return None
+        watched.has_answered = True
+        self._plan_for_the_only_one()
         return now_ms - watched.pinged_at_ms
 
     def due(self, now_ms: float) -> list[tuple[PeerId, Ping]]:
-        """Pings to send now."""
+        """Pings to send now: to whom one is due, and soon due."""
         pings = []
+        until_ms = now_ms + self._timing.together_ms
         for peer, watched in self._watched.items():
-            if self._ping_at_ms(watched) <= now_ms:
+            if self._ping_at_ms(watched) <= until_ms:
                 watched.number += 1
+                watched.has_answered = False
                 watched.pinged_at_ms = now_ms
                 pings.append((peer, Ping(watched.number)))
         self._plan()
@@ -151,10 +171,19 @@ class Liveness:
 
     def _ping_at_ms(self, watched: _Watched) -> float:
         quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._timing.interval_ms
+        if (
+            watched.has_answered
+        ):  # both ends of a quiet link would ask at once, again and again: it is the peer's turn
+            quiet_at_ms += self._timing.together_ms
         return min(quiet_at_ms, watched.pinged_at_ms + self._timing.rtt_every_ms)
 
+    def _plan_for_the_only_one(self) -> None:
+        """Its heartbeats put ours off: else a process that has only this peer wakes up for nothing."""
+        if len(self._watched) == 1:
+            self._plan()
+
     def _plan(self) -> None:
-        # Only here, once per wake and not per message heard: hearing only moves moments later.
+        # Not per message heard: hearing only moves moments later.
         self._wake_at_ms = min(
             (
                 min(self._ping_at_ms(watched), watched.heard_at_ms + self._timing.patience_ms)

@@ -310,9 +310,7 @@ class Cluster:
     def withdraw(self, peer: PeerId, model_id: ModelId, back: int, count: int) -> None:
         first_seq = max(0, self._seqs.get((peer, model_id), 0) - back)
         batches = self.core._batches
-        is_soon = model_id in batches.unserved._waiting or (
-            model_id in batches.withdrawals._gathered or self._queued(model_id) > AT_ONCE_MAX
-        )
+        is_soon = model_id in batches.withdrawals._gathered or self._queued(model_id) > AT_ONCE_MAX
         for seq in range(first_seq, first_seq + count):
             if self.fates.get((peer, model_id, seq)) == QUEUED:
                 self.fates[peer, model_id, seq] = ABOUT_TO_GO if is_soon else WITHDRAWN
@@ -550,8 +548,7 @@ class Cluster:
 
     def _queued(self, model_id: ModelId) -> int:
         """For a slice, or for one that is on its way."""
-        coming = self.core._batches.unserved._waiting.get(model_id, ())
-        return self.core._discipline.queued(model_id) + sum(run.count for run in coming)
+        return self.core._discipline.queued(model_id) + self.core._batches.unserved.count(model_id)
 
     def finish(self) -> None:
         """All go, and of those who are gone nothing is left."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 _ROUNDS = 2_000
 _STEP = 4.0  # of multiplicative weights, over the square root of the round
@@ -40,7 +41,19 @@ def bottleneck(demand: Mapping[str, float], slices: Sequence[Mapping[str, float]
     kinds, counts = np.unique(
         able / np.array([demand[stage] for stage in stages]), axis=0, return_counts=True
     )
-    parts = np.full(len(stages), 1.0 / len(stages))
+    if len(kinds) == 1:  # all slices are alike: no stage is worth more than another
+        best = 1.0 / kinds[0] / (1.0 / kinds[0]).sum()
+        best_rps = float(counts[0] / (1.0 / kinds[0]).sum())
+    else:
+        best, best_rps = _searched(kinds, counts)
+    found = {stage: float(part) for stage, part in zip(stages, best, strict=True)}
+    return Bottleneck(max(found, key=found.__getitem__), best_rps, found)
+
+
+def _searched(kinds: NDArray[np.float64], counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
+    """The parts of the stages, and the rate, by multiplicative weights. A row of `kinds` for slices that are alike."""
+    stages = kinds.shape[1]
+    parts = np.full(stages, 1.0 / stages)
     best, best_rps = parts, np.inf
     for number in range(1, _ROUNDS + 1):
         worth = parts * kinds
@@ -49,9 +62,8 @@ def bottleneck(demand: Mapping[str, float], slices: Sequence[Mapping[str, float]
         if rate_rps < best_rps:
             best, best_rps = parts, rate_rps
         gets = np.bincount(
-            chosen, counts * kinds[np.arange(len(kinds)), chosen], minlength=len(stages)
+            chosen, counts * kinds[np.arange(len(kinds)), chosen], minlength=stages
         )  # the gradient: whoever gets much is worth less
         moved = parts * np.exp(-_STEP / np.sqrt(number) * gets / max(gets.max(), 1e-9))
         parts = moved / moved.sum()
-    found = {stage: float(part) for stage, part in zip(stages, best, strict=True)}
-    return Bottleneck(max(found, key=found.__getitem__), best_rps, found)
+    return best, best_rps

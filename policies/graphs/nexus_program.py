@@ -38,17 +38,19 @@ def divide(
         costs = own[stage.name]
         size = costs.size
         below = [best[name] for name in graph.successors[stage.name]]
-        found, steps = np.full(size, np.inf), np.zeros(size, dtype=np.int64)
         if not below:
+            found, steps = np.full(size, np.inf), np.zeros(size, dtype=np.int64)
             first = 1 if gives_last_step else 2
             steps[first:] = np.arange(first, size) - (0 if gives_last_step else 1)
             found[first:] = costs[steps[first:]]
         else:
             rest = np.sum(below, axis=0)
-            for t in range(2, size):
-                totals = costs[1:t] + rest[t - 1 : 0 : -1]
-                j = int(np.argmin(totals))
-                found[t], steps[t] = totals[j], j + 1
+            # More steps at the same cost leave less for those behind: the first j of each cost is enough.
+            tried = 1 + np.flatnonzero(np.append(True, costs[2:] != costs[1:-1]))
+            left_over = np.arange(size)[:, np.newaxis] - tried
+            totals = np.where(left_over > 0, costs[tried] + rest[left_over], np.inf)
+            cheapest = totals.argmin(axis=1)
+            found, steps = totals[np.arange(size), cheapest], tried[cheapest]
         best[stage.name], taken[stage.name] = found, steps
     roots = [stage.name for stage in graph.stages if not stage.after]
     total = float(sum(best[name][-1] for name in roots))

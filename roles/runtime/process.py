@@ -196,7 +196,7 @@ def write_whole(path: Path, text: str) -> None:
 def read_run_file(path: Path) -> RunFile | None:
     """None when the role is not (or no longer) there, or what is there is no run file: loops read these."""
     try:
-        found = RunFile(**json.loads(path.read_text(encoding="utf-8")))
+        found = RunFile(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
     is_one = isinstance(found.pid, int) and found.pid > 0 and isinstance(found.addresses, dict)

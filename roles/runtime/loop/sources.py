@@ -225,7 +225,7 @@ class WatchedLinkSource(SourceOver):
                 if rtt_ms is not None:
                     self._link.transit.observe_rtt(peer, rtt_ms, now_ms)
             elif isinstance(message, Ping):
-                self._liveness.heard(peer, now_ms)
+                self._liveness.pinged(peer, now_ms)
                 self._link.send(peer, Pong(message.number))
             else:
                 self._liveness.heard(peer, now_ms)

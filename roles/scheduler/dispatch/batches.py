@@ -54,7 +54,7 @@ class Batches:
         self.tallies = new_tallies()
         self.unserved = Unserved(self.tallies, fleet.starts.coming_at_ms)
         """What waits for a slice that is on its way."""
-        self.withdrawals = Withdrawals(discipline, self.tallies)
+        self.withdrawals = Withdrawals(discipline, self.unserved, self.tallies)
         self._run_time_watch = run_time_watch
         self._discipline = discipline
         self._fleet = fleet
@@ -172,7 +172,7 @@ class Batches:
 
     def forget_frontend(self, peer: PeerId, now_ms: float) -> None:
         """Nothing of it is worth a batch any more."""
-        self.unserved.forget_frontend(peer)
+        self.unserved.forget_frontend(FrontendId(peer))
         self.withdrawals.forget(FrontendId(peer))
         for model_id, count in self._discipline.forget_frontend(FrontendId(peer), now_ms).items():
             self.tallies[model_id].withdrawn += count

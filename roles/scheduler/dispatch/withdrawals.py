@@ -13,6 +13,7 @@ from typing import Final
 from fabric.ids import FrontendId, ModelId, PeerId
 from fabric.messages import Withdraw
 from policies.batching.base import NEVER_MS, Discipline
+from roles.scheduler.dispatch.unserved import Unserved
 from roles.scheduler.measured_rates import Tallies
 
 AT_ONCE_MAX: Final = 1_000  # requests in a queue that is looked at for every message
@@ -23,11 +24,12 @@ GATHERED_MAX: Final = 65_536  # spans of seqs, of all frontends and models
 
 
 class Withdrawals:
-    """On their way to `discipline`. `due_at_ms`: when the next look is; inf: nothing is gathered."""
+    """On their way to `discipline`, and to what is `unserved`. `due_at_ms`: when the next look is; inf: nothing is gathered."""
 
-    def __init__(self, discipline: Discipline, tallies: Tallies) -> None:
+    def __init__(self, discipline: Discipline, unserved: Unserved, tallies: Tallies) -> None:
         self.due_at_ms = NEVER_MS
         self._discipline = discipline
+        self._unserved = unserved
         self._tallies = tallies
         self._gathered: dict[ModelId, dict[FrontendId, list[tuple[int, int]]]] = {}
         self._count = 0
@@ -35,7 +37,7 @@ class Withdrawals:
     def take(self, peer: PeerId, message: Withdraw, now_ms: float) -> None:
         """Of a model that is served."""
         model_id, frontend_id = message.model_id, FrontendId(peer)
-        queued = self._discipline.queued(model_id)
+        queued = self._discipline.queued(model_id) + self._unserved.count(model_id)
         if not queued:
             return
         spans = [(run.first_seq, run.count) for run in message.runs]
@@ -71,3 +73,4 @@ class Withdrawals:
         queued = self._discipline.queued(model_id)
         self._discipline.withdraw(model_id, frontend_id, spans, now_ms)
         self._tallies[model_id].withdrawn += queued - self._discipline.queued(model_id)
+        self._unserved.withdraw(model_id, frontend_id, spans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from tests.chaos.virtual.script import Shape
 
 ALPHA_MS, BETA_MS, BATCH_MAX = 1.0, 6.0, 8
 MEMORY_MB, ADDED_MEMORY_MB = 900, 30
+PLANS_MAX: Final = 64
+"""That are kept: a script that fails is played again and again, and there are some 30,000 shapes."""
 APPLICATION: Final = ModelId("both")
 COPIES: Final = 2
 """Requests of its last model that follow one answer of its first."""
@@ -78,12 +80,12 @@ def written_of(shape: Shape) -> Written:
     return _written(json.dumps(_document(shape)))
 
 
-@cache
+@lru_cache(PLANS_MAX)
 def _written(text: str) -> _Planned:
     document = json.loads(text)
     return _Planned(parse_config(document, Path()), document, Path())
 
 
-@cache
+@lru_cache(PLANS_MAX)
 def _first_plan(text: str) -> Begun:
     return Written.first_plan(_written(text))

@@ -210,9 +210,9 @@ class Monitor:
 
     def read(self, wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
         """A process reads messages of that epoch."""
-        del wire
         for parcel in parcels:
             message = parcel.body
+            self._world.answers_due.read(wire, end.owner, epoch, message)
             if isinstance(message, HostMessage | EpochGranted):
                 self._obeyed[end.owner] = Epoch(message.epoch)
             elif isinstance(message, RunBatch):

@@ -66,6 +66,7 @@ def _problems(world: World) -> Iterator[str]:
     if hosted != planned:
         yield f"{hosted} are hosted, {planned} planned"
     yield from world.changes.lacking(fleet)
+    yield from world.answers_due.unsettled()
     for frontend in frontends:
         yield from _of_frontend(frontend, scheduler, fleet)
     for agent in world.agents_alive():

@@ -18,6 +18,7 @@ from typing import Final
 from fabric.ids import BatchId, Incarnation, ModelId, scheduler_id
 from roles.runtime.environment import RunDir
 from roles.simulator.simulation import hardware_of
+from tests.chaos.virtual.answers_due import AnswersDue
 from tests.chaos.virtual.changes import Changes
 from tests.chaos.virtual.cluster_file import APPLICATION, COPIES, model_section, written_of
 from tests.chaos.virtual.faults import Faults
@@ -78,6 +79,8 @@ class World:
         self.network = Network(self, random.Random(f"{script.seed}/network"), self._delays)
         self.monitor = Monitor(self)
         self.network.opened = self.monitor.read
+        self.answers_due = AnswersDue(self)
+        self.network.said = self.answers_due.said
         self._clocks = random.Random(f"{script.seed}/clocks")
         self._happening: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()

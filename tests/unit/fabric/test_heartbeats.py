@@ -30,8 +30,38 @@ def test_a_watched_peer_is_pinged_at_once_and_then_whenever_it_is_quiet() -> Non
     liveness = watching()
     assert liveness.due(0) == [(PEER, Ping(1))]
     assert liveness.wake_at_ms == 100
-    assert liveness.due(99) == []
+    assert liveness.due(79) == []
     assert liveness.due(100) == [(PEER, Ping(2))]
+
+
+def test_pings_that_are_soon_due_go_together() -> None:
+    liveness = Liveness(HEARTBEATS)
+    others = [PeerId(f"worker-{number}/1") for number in range(3)]
+    for number, peer in enumerate(others):
+        liveness.watch(peer, 9.0 * number)
+        liveness.due(9.0 * number)
+    assert liveness.wake_at_ms == 100
+    assert [peer for peer, _ in liveness.due(100)] == others, "the last one only by 118"
+    assert liveness.wake_at_ms == 200
+
+
+def test_of_two_ends_that_are_both_quiet_one_asks_at_a_time() -> None:
+    """And neither wakes up for anything else."""
+    ends = [watching(), watching()]
+    pings, wakes = [0, 0], [0, 0]
+    now_ms, way_ms = 0.0, 1.0
+    while now_ms < 10_000:
+        now_ms = max(now_ms, min(end.wake_at_ms or 0.0 for end in ends))
+        for place, end in enumerate(ends):
+            if end.wake_at_ms is not None and end.wake_at_ms <= now_ms:
+                wakes[place] += 1
+                for _, ping in end.due(now_ms):
+                    pings[place] += 1
+                    ends[1 - place].pinged(PEER, now_ms + way_ms)
+                    assert end.pong(PEER, ping.number, now_ms + 2 * way_ms) == 2 * way_ms
+                assert end.lost(now_ms) == []
+    assert pings == pytest.approx([50, 50], abs=4), "each 100 ms one asks, and both learn the round trip"
+    assert sum(wakes) <= sum(pings) + 2
 
 
 def test_a_silent_peer_is_lost_once_and_at_its_moment() -> None:

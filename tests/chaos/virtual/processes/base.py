@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from roles.runtime.loop.driver import Driver, Role
+from fabric.clock import Clock
+from roles.runtime.loop.driver import Driver, OnDefect, Role
+from roles.runtime.loop.sources import Source
 from tests.chaos.virtual.processes.links import VirtualTransport
 from tests.chaos.virtual.processes.network import End
 
@@ -54,26 +57,36 @@ class Posted(Generic[EventT]):
 class VirtualDriver(Driver):
     """The real turns; the world sleeps."""
 
+    def __init__(self, role: Role[Any, Any], clock: Clock, on_defect: OnDefect) -> None:
+        super().__init__([role], clock, on_defect=on_defect)
+        self.next_at_ms = math.inf
+        """When the next turn is worth it, by the process's clock."""
+        self._timed: Sequence[tuple[float, Source[Any]]] = ()
+        self._sleep(clock.now_ms())
+
     def hear(self, now_ms: float) -> None:
         """One turn, over what is ready."""
-        self._ready = {
-            source
-            for source in self._places
-            if source.has_more or ((at_ms := source.wake_at_ms) is not None and at_ms <= now_ms)
-        }
+        ready = {source for source in self._places if source.has_more}
+        for at_ms, source in self._timed:
+            if at_ms <= now_ms:
+                ready.add(source)
+        self._ready = ready
         self.turn()
 
-    def next_at_ms(self, now_ms: float) -> float | None:
-        """When the next turn is worth it, by the process's clock."""
-        if any(source.has_more for source in self._places):
-            return now_ms + LEAST_WAIT_MS
-        moments = [source.wake_at_ms for source in self._places]
-        moments += [role.next_at_ms for role in self._roles]
-        next_at_ms = min((at_ms for at_ms in moments if at_ms is not None), default=None)
-        return None if next_at_ms is None else max(next_at_ms, now_ms + LEAST_WAIT_MS)
-
     def _sleep(self, now_ms: float) -> set[Any]:
-        del now_ms
+        next_at_ms = math.inf
+        timed = []
+        for source in self._places:
+            if source.has_more:
+                next_at_ms = now_ms
+            elif (at_ms := source.wake_at_ms) is not None:
+                timed.append((at_ms, source))
+                if at_ms < next_at_ms:
+                    next_at_ms = at_ms
+        for role in self._roles:
+            next_at_ms = min(next_at_ms, role.next_at_ms)
+        self._timed = timed
+        self.next_at_ms = max(next_at_ms, now_ms + LEAST_WAIT_MS)
         return set()
 
 
@@ -126,7 +139,7 @@ class Process:
     def run(self, role: Role[Any, Any]) -> None:
         """It is set up: turns begin."""
         self.role = role
-        self._driver = VirtualDriver([role], self, on_defect=self._defect)
+        self._driver = VirtualDriver(role, self, self._defect)
         self.wake(self.world.now_ms)
 
     def stop_for(self, for_ms: float, *, does_clock_stop: bool) -> None:
@@ -195,11 +208,11 @@ class Process:
         self.turned()
         if self.is_dead:
             return
-        next_at_ms = self._driver.next_at_ms(self.now_ms())
+        next_at_ms = self._driver.next_at_ms
         for end in self.ends:
             if end.inbox:
                 self.wake(end.inbox[0].arrives_at_ms)
-        if next_at_ms is not None:
+        if next_at_ms < math.inf:
             self.wake(self.world.now_ms + next_at_ms - self.now_ms())
 
     def _defect(self, error: Exception, roles: object) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric import frames
-from fabric.codec import Buffer
 from fabric.curve import LinkAccess
 from fabric.ids import Incarnation, PeerId
 from fabric.link import NamedTensor, Packed
@@ -16,7 +15,7 @@ from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
 from fabric.sockets.base import FLUSH_MS, Outdated
 from fabric.sockets.routes import Routes
-from tests.chaos.virtual.processes.network import End, Network, Owner, Wire
+from tests.chaos.virtual.processes.network import End, Network, Owner, Parts, Wire
 
 CONTROL_QUEUE: Final = 1_000 + 64
 PAYLOAD_QUEUE: Final = 64
@@ -63,7 +62,6 @@ class VirtualPeers(_Listener):
         super().__init__(network, owner, addresses)
         self._routes = Routes()
         self._wires: dict[bytes, Wire] = {}
-        self._lost: list[PeerId] = []
 
     def accept(self, wire: Wire) -> None:
         super().accept(wire)
@@ -91,15 +89,8 @@ class VirtualPeers(_Listener):
             self._forget(peer)
             self._counters["unroutable_out"] += 1
             return False
+        self._say(wire, packed)
         return self._note(packed, is_sent=wire.send(wire.near, self._join(packed), CONTROL_QUEUE))
-
-    def take_lost(self) -> Sequence[PeerId]:
-        lost, self._lost = self._lost, []
-        return lost
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self._lost) or super().has_more
 
     def _forget(self, peer: PeerId) -> None:
         self._routes.forget(peer)
@@ -197,7 +188,6 @@ class VirtualServer(_Connecting):
         super().__init__(network, owner, own, addresses)
         self._server = server
         self._connect_at_ms: float | None = None
-        self._is_lost = False
         self.on_hang_up: Callable[[], None] = lambda: None
         self.connect()
 
@@ -208,17 +198,9 @@ class VirtualServer(_Connecting):
         is_ours = wire is self.wire
         super().hang_up(wire)
         if is_ours:
-            self._is_lost = True
+            # Of a connection that this end had not given up.
+            self._lost = [self._server]
             self.on_hang_up()
-
-    def take_lost(self) -> Sequence[PeerId]:
-        """The server, if a connection that this end had not given up was closed."""
-        is_lost, self._is_lost = self._is_lost, False
-        return (self._server,) if is_lost else ()
-
-    @property
-    def has_more(self) -> bool:
-        return self._is_lost or super().has_more
 
     def reconnect(self) -> None:
         """As `DealerLink.reconnect`: at the first send 100 ms later."""
@@ -233,6 +215,7 @@ class VirtualServer(_Connecting):
             self.connect()
         if self.wire is None:
             return self._note(packed, is_sent=False)
+        self._say(self.wire, packed)
         return self._note(packed, is_sent=self.wire.send(self.wire.far, self._join(packed), CONTROL_QUEUE))
 
 
@@ -241,7 +224,7 @@ class _Pushing(_Connecting):
 
     def __init__(self, network: Network, owner: Owner, addresses: Sequence[str]) -> None:
         super().__init__(network, owner, PeerId(""), addresses)
-        self._waiting: deque[tuple[float, list[Buffer]]] = deque()
+        self._waiting: deque[tuple[float, Parts]] = deque()
         """With the moment at which each was sent."""
         self._is_flushing = False
         self.connect()

@@ -19,9 +19,11 @@ from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
-from fabric.messages import AnyMessage, Parcel
+from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Parcel, Ping, Pong
 from fabric.sockets import new_counters
 from fabric.transit_time import TransitMeter
+
+Parts = Sequence[Buffer] | Envelope
 
 GIVEN_UP_AFTER_MS: Final = 5_000.0
 """Unacknowledged for so long, a connection ends (docs/wire.md)."""
@@ -84,7 +86,8 @@ class Item:
     arrives_at_ms: float
     order: int
     wire: Wire
-    parts: list[bytes]
+    parts: Sequence[bytes] | Envelope
+    """A heartbeat, as half of all messages are, is handed over as it is: there is nothing to learn from its bytes."""
     sent_at_ms: float
 
 
@@ -104,7 +107,7 @@ class Wire:
         self._network = network
         self._last_at_ms: dict[End, float] = {near: 0.0, far: 0.0}
 
-    def send(self, to: End, parts: Sequence[Buffer], queue_max: int, sent_at_ms: float | None = None) -> bool:
+    def send(self, to: End, parts: Parts, queue_max: int, sent_at_ms: float | None = None) -> bool:
         """False: too much waits there. What goes into a broken connection is gone, which its sender does not know yet.
 
         `sent_at_ms`: when its process sent it, if it has waited for the connection.
@@ -128,7 +131,8 @@ class Wire:
         self.under_way[to] += 1
         if sent_at_ms is None:
             sent_at_ms = now_ms
-        to.arrive(Item(at_ms, network.next_order(), self, [bytes(part) for part in parts], sent_at_ms))
+        taken = parts if isinstance(parts, Envelope) else list(map(bytes, parts))
+        to.arrive(Item(at_ms, network.next_order(), self, taken, sent_at_ms))
         return True
 
     def break_off(self, *, is_all_lost: bool = False) -> None:
@@ -205,6 +209,7 @@ class End:
         self.is_closed = False
         self._network = network
         self._came: list[Received] = []
+        self._lost: list[PeerId] = []
         self._counters = new_counters()
         owner.ends.append(self)
 
@@ -257,13 +262,15 @@ class End:
 
     def take_lost(self) -> Sequence[PeerId]:
         """As `fabric.link.Link`."""
-        return ()
+        lost, self._lost = self._lost, []
+        return lost
 
     @property
     def has_more(self) -> bool:
-        """Whether something has arrived."""
-        return bool(self._came) or bool(
-            self.inbox and self.inbox[0].arrives_at_ms <= self._network.time.now_ms
+        """Whether something has arrived, or somebody is gone."""
+        inbox = self.inbox
+        return bool(
+            (inbox and inbox[0].arrives_at_ms <= self._network.time.now_ms) or self._came or self._lost
         )
 
     @property
@@ -288,7 +295,8 @@ class End:
             self.owner.ends.remove(self)
 
     def _open_up(self, item: Item) -> list[Received]:
-        envelope, named = frames.split(item.parts)
+        parts = item.parts
+        envelope, named = (parts, ((),)) if isinstance(parts, Envelope) else frames.split(parts)
         peer, late_ms = self.peer_of(item.wire), 0.0
         if peer:
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self.owner.now_ms())
@@ -299,8 +307,14 @@ class End:
             for parcel, tensors in zip(envelope.parcels, named, strict=True)
         ]
 
-    def _join(self, packed: Sequence[Packed]) -> list[Buffer]:
+    def _join(self, packed: Sequence[Packed]) -> Parts:
+        parcel = packed[0].parcel
+        if len(packed) == 1 and isinstance(parcel.body, Ping | Pong):
+            return Envelope(WIRE_VERSION, self.epoch, self.owner.now_ms(), (parcel,))
         return frames.join(packed, epoch=self.epoch, sent_at_ms=self.owner.now_ms())
+
+    def _say(self, wire: Wire, packed: Sequence[Packed]) -> None:
+        self._network.said(self.owner, wire, [one.parcel.body for one in packed])
 
     def _note(self, packed: Sequence[Packed], *, is_sent: bool) -> bool:
         self._counters["messages_out" if is_sent else "full_out"] += len(packed)
@@ -319,6 +333,8 @@ class Network:
         self.wires: dict[Wire, None] = {}
         self.opened: Callable[[Wire, End, float, Epoch, Sequence[Parcel]], None] = lambda *_: None
         """Hears of all that is read: its connection, the reader, when it was sent, its epoch, and what it says."""
+        self.said: Callable[[Owner, Wire, Sequence[AnyMessage]], None] = lambda *_: None
+        """Hears of all that goes into a control connection: who says it, and what."""
         self.refuses: Callable[[AnyMessage], bool] = lambda _: False
         """Whether a queue is too full to take that message, of those that are sent alone."""
         self._delay_ms = delay_ms

@@ -131,6 +131,7 @@ class SchedulerProcess(Process):
         write_whole(path, text)
 
     def turned(self) -> None:
+        self.world.answers_due.turned(self)
         if self.replica.epoch != self._epoch:
             self._epoch = self.replica.epoch
             self.world.monitor.elected(self, self._epoch)
@@ -165,6 +166,7 @@ class FrontendProcess(Process):
         self.run(self.shell.role)
 
     def turned(self) -> None:
+        self.world.answers_due.turned(self)
         if self.shell.is_drained:
             self.end()
 

@@ -23,6 +23,7 @@ from fabric.messages import (
     SliceSpec,
     SliceState,
     SliceStatus,
+    Withdraw,
 )
 from policies.batching.base import RequestRun
 from policies.batching.registry import make_discipline
@@ -113,6 +114,14 @@ def test_what_waits_is_what_was_announced(monkeypatch: pytest.MonkeyPatch) -> No
     hear(core, FRONTEND, said, 1_100.0)
     ready(core, SECOND, 1_200.0)
     assert arrived == [RequestRun(FrontendId(FRONTEND), 3, 2, 6_100.0, 1_100.0, 0.5, 1_107.0, 2.0, 4)]
+
+
+def test_what_is_withdrawn_while_it_waits_is_not_granted() -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 5, 1_000.0), 1_010.0)
+    hear(core, FRONTEND, Withdraw(MODEL, (SeqRun(1, 3),)), 1_100.0)
+    granted = of_type(ready(core, SECOND, 1_400.0), Grant)
+    assert [run for grant in granted for run in grant.runs] == [SeqRun(0, 1), SeqRun(4, 1)]
 
 
 def test_one_whose_budget_ends_before_is_refused_at_once() -> None:
