@@ -25,7 +25,8 @@ from fabric.ipc import IPC, IpcPath
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
-from fabric.sockets.local_streams import LocalStream, LocalStreams
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_streams import LocalStreams
 from fabric.sockets.monitor import ConnectionMonitor
 from fabric.sockets.options import CONTROL, LinkOptions
 from fabric.transit_time import TransitMeter

@@ -34,7 +34,8 @@ from fabric.sockets.base import (
     open_socket,
     send_parts,
 )
-from fabric.sockets.local_streams import LocalStream, LocalStreams
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_streams import LocalStreams
 from fabric.sockets.options import LinkOptions
 from fabric.tensors import ArenaSharing
 

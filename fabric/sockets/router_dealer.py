@@ -32,7 +32,7 @@ from fabric.sockets.base import (
     note_sent,
     send_parts,
 )
-from fabric.sockets.local_streams import LocalStream
+from fabric.sockets.local_stream import LocalStream
 from fabric.sockets.options import LinkOptions
 from fabric.sockets.routes import Routes, new_route
 
