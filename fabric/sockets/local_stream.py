@@ -1,4 +1,4 @@
-"""A local stream: a connected Unix socket that carries whole messages, in place of ZeroMQ's ipc (ADR 0300).
+"""A local stream: a connected Unix socket that carries whole messages, in place of ZeroMQ's ipc (ADR 0310).
 
 A message is
 

@@ -1,4 +1,4 @@
-"""The local streams of a link: those that others connected to it, and those that it connected (ADR 0300).
+"""The local streams of a link: those that others connected to it, and those that it connected (ADR 0310).
 
 ZeroMQ wakes a thread of its own at both ends of every message: a round trip of 200 bytes costs 150 us of CPU and takes 150 us, by
 a plain Unix socket 45 and 22. So beside each socket of ZeroMQ's at `ipc://PATH` its owner listens at `PATH.stream`. Who

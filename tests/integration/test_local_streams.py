@@ -27,8 +27,9 @@ from fabric.ipc import PATH_BYTES_MAX, IpcPath
 from fabric.link import Link
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
 from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushPool, RouterLink
-from fabric.sockets.local_streams import GREETING, LocalStreams, are_allowed
+from fabric.sockets.local_streams import LocalStreams, are_allowed
 from fabric.sockets.routes import new_route
+from tests.raw_streams import HELLO, framed, greeting, numbers
 
 pytestmark = pytest.mark.skipif(not are_allowed(), reason="this system has no local streams")
 
@@ -40,14 +41,6 @@ as_another_user = pytest.mark.skipif(
 )
 SMALL = LinkOptions(header_bytes_max=1_000, payload_bytes_max=100_000)
 CLIENT, SERVER, SLICE = PeerId("client/1"), PeerId("server/1"), PeerId("node/gpu0/0")
-
-
-def framed(*parts: bytes) -> bytes:
-    """As docs/wire.md says, byte by byte."""
-    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in (len(parts), *map(len, parts)))
-    padded = [numbers, *parts]
-    whole = b"".join(part + bytes(-len(part) % 8) for part in padded)
-    return whole[: len(whole) - -len(parts[-1]) % 8]
 
 
 def whole(*messages: Ping | Pong) -> bytes:
@@ -99,10 +92,6 @@ def raw(folder: Path, name: str = "server") -> socket.socket:
     return stranger
 
 
-def greeting(name: str) -> bytes:
-    return framed(GREETING + new_route(PeerId(name)))
-
-
 def is_hung_up(stranger: socket.socket) -> bool:
     try:
         return stranger.recv(1) == b""
@@ -131,7 +120,7 @@ def test_frames_arrive_as_they_were_sent_however_they_are_cut(
     """The writer of these bytes is this test, not the code that is looked at."""
     draws = random.Random(seed)
     sent = [[draws.randbytes(size) for size in sizes] for sizes in messages]
-    data = framed(GREETING) + b"".join(framed(*parts) for parts in sent)
+    data = framed(HELLO) + b"".join(framed(*parts) for parts in sent)
     came: list[Sequence[Buffer]] = []
     with tempfile.TemporaryDirectory() as made:
         streams = LocalStreams(LinkOptions())
@@ -166,7 +155,7 @@ def test_what_one_end_sends_is_what_docs_say_and_waits_where_nobody_reads(
     """The reader is this test."""
     draws = random.Random(seed)
     sent = [[draws.randbytes(size) for size in parts] for parts in sizes]
-    wanted = framed(GREETING + b"me") + b"".join(framed(*parts) for parts in sent)
+    wanted = framed(HELLO + b"me") + b"".join(framed(*parts) for parts in sent)
     with tempfile.TemporaryDirectory() as made, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{made}/s.stream")
         listener.listen()
@@ -283,7 +272,7 @@ def test_what_waits_is_flushed_by_close(folder: Path, opened: Opened) -> None:
         reading.start()
         streams.close(5_000.0)
         reading.join(10.0)
-    assert b"".join(read) == framed(GREETING) + b"".join(framed(part) for part in sent)
+    assert b"".join(read) == framed(HELLO) + b"".join(framed(part) for part in sent)
 
 
 # ------------------------------------------------------------ who goes by ZeroMQ
@@ -440,14 +429,12 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 BROKEN = {
     "no greeting": framed(b"hello"),
-    "a greeting of two frames": framed(GREETING + b"a/1#1.a", b""),
-    "a name that is none": framed(GREETING + b"\xff\xfe") + whole(Ping(1)),
+    "a greeting of two frames": framed(HELLO + b"a/1#1.a", b""),
+    "a name that is none": framed(HELLO + b"\xff\xfe") + whole(Ping(1)),
     "a message of no frames": greeting("a/1") + bytes(8),
-    "a message of too many frames": greeting("a/1") + (5_000).to_bytes(4, sys.byteorder) + bytes(4),
-    "a frame that is too long": greeting("a/1") + framed(b"")[:4] + (1 << 30).to_bytes(4, sys.byteorder),
-    "frames that are too long together": greeting("a/1")
-    + b"".join(n.to_bytes(4, sys.byteorder) for n in (3, 60_000, 60_000, 60_000))
-    + bytes(64),
+    "a message of too many frames": greeting("a/1") + numbers(5_000, 0),
+    "a frame that is too long": greeting("a/1") + numbers(1, 1 << 30),
+    "frames that are too long together": greeting("a/1") + numbers(3, 60_000, 60_000, 60_000) + bytes(64),
 }
 
 
@@ -475,7 +462,7 @@ def test_a_claimed_size_takes_no_memory_before_it_is_filled(folder: Path, opened
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     strangers = [raw(folder) for _ in range(4)]
     try:
-        claim = b"".join(n.to_bytes(4, sys.byteorder) for n in (2, 8, 1 << 30)) + bytes(4)
+        claim = numbers(2, 8, 1 << 30, 0)
         for number, stranger in enumerate(strangers):
             stranger.sendall(greeting(f"a/{number}") + claim + bytes(8))
         opened.until(lambda: router.counters["local_streams"] == 4)
@@ -493,15 +480,15 @@ def test_a_newer_connection_ends_the_older_one_and_what_still_waits_there(
     router = bound(folder, opened)
     old_route, new_route_ = new_route(PeerId("a/1")), new_route(PeerId("a/1"))
     with raw(folder) as older, raw(folder) as newer:
-        older.sendall(framed(GREETING + old_route) + whole(Ping(1)))
+        older.sendall(framed(HELLO + old_route) + whole(Ping(1)))
         opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
-        newer.sendall(framed(GREETING + new_route_) + whole(Ping(2)))
+        newer.sendall(framed(HELLO + new_route_) + whole(Ping(2)))
         opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(2)])
         assert is_hung_up(older)
         assert router.send(PeerId("a/1"), Pong(2))
         assert newer.recv(1_000).endswith(whole(Pong(2))[-3:])
         with raw(folder) as late:
-            late.sendall(framed(GREETING + old_route) + whole(Ping(3)))
+            late.sendall(framed(HELLO + old_route) + whole(Ping(3)))
             opened.until(lambda: not router.receive(16) and router.counters["outdated_in"] >= 1)
             assert is_hung_up(late)
     assert list(router.take_lost()) in ([], [PeerId("a/1")])

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import random
 import socket as plain
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,10 +31,10 @@ from fabric.ipc import IPC, STREAM_SUFFIX
 from fabric.keys import FRONTEND, NODE, SCHEDULER, KeyPair, Keyring, Trusted, TrustedKey
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
 from fabric.sockets import DealerLink, LinkOptions, PullLink, RouterLink, context
-from fabric.sockets.local_streams import GREETING
 from fabric.sockets.routes import new_route
 from tests.hostile import TYPES, Hostile
 from tests.malformed.mutations import Mutations
+from tests.raw_streams import framed, greeting
 
 CLOCK: Final = MonotonicClock()
 SERVER: Final = PeerId("scheduler-0")
@@ -130,14 +129,11 @@ class Attack:
             self.draws,
             [*whole, _CURVE_GREETING, _CURVE_GREETING + bytes([4, len(hello)]) + hello, _GREETING + command],
         )
-        greeted = self._greeting(1)
+        greeted = greeting("frontend-1/1")
         self.streams = Mutations(
             self.draws,
-            [greeted, *(greeted + framed([header]) + framed([header, bytes(40)]) for header in short)],
+            [greeted, *(greeted + framed(header) + framed(header, bytes(40)) for header in short)],
         )
-
-    def _greeting(self, number: int) -> bytes:
-        return framed([GREETING + new_route(PeerId(f"frontend-{number}/1"))])
 
     def send_by_streams(self, count: int) -> None:
         """Right streams whose frames are garbage; whoever is hung up on comes again."""
@@ -149,9 +145,9 @@ class Attack:
                 with contextlib.suppress(OSError):
                     if path not in connected:
                         connected[path] = _at_stream(path)
-                        connected[path].sendall(self._greeting(number % 50))
+                        connected[path].sendall(greeting(f"frontend-{number % 50}/1"))
                     parts = [self.frames.one() for _ in range(self.draws.choice((1, 1, 1, 2, 3)))]
-                    connected[path].sendall(framed(parts))
+                    connected[path].sendall(framed(*parts))
                     continue
                 if path in connected:
                     connected.pop(path).close()
@@ -287,12 +283,6 @@ def attack(keys: Keys, inputs: int, draws: random.Random) -> list[str]:
             f"  memory {grown_mb:+6.1f} MB  descriptors {descriptors:+d}  findings {len(findings)}"
         )
     return findings
-
-
-def framed(parts: Sequence[bytes]) -> bytes:
-    """A message of a local stream, as docs/wire.md has it."""
-    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in (len(parts), *map(len, parts)))
-    return b"".join(one + bytes(-len(one) % 8) for one in [numbers, *parts[:-1]]) + parts[-1]
 
 
 def _at_stream(path: str) -> plain.socket:
