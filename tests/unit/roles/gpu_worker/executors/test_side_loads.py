@@ -51,7 +51,7 @@ def job(model_id: str, value: float = 1.0, batch_id: int = 1) -> Job:
 @contextmanager
 def serving(*names: str) -> Iterator[tuple[ThreadExecutor, TorchDevice]]:
     device = TorchDevice(MonotonicClock())
-    executor = ThreadExecutor(lambda: device)
+    executor = ThreadExecutor(lambda: device, CLOCK.now_ms)
     try:
         executor.load(hosting(*names))
         assert isinstance(next_event(executor), Loaded)

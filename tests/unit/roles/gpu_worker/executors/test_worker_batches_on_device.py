@@ -237,7 +237,7 @@ def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pie
 
 
 def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
     try:
         executor.load(user_slice("Hungry", batch_size_max=8))
         assert isinstance(wait_for(executor)[0], Loaded)
@@ -251,7 +251,7 @@ def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None
 
 
 def test_the_executor_stages_while_the_device_is_busy_and_survives_nonsense() -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
     try:
         executor.load(user_slice())
         assert isinstance(wait_for(executor)[0], Loaded)
