@@ -13,6 +13,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -80,10 +81,7 @@ def gaps_ms(spec: SliceSpec, batches: int) -> list[float]:
         finally:
             cluster.close()
     ended = ended[WARM:]
-    return [
-        at_ms - before_ms - exec_ms
-        for (before_ms, _), (at_ms, exec_ms) in zip(ended, ended[1:], strict=False)
-    ]
+    return [at_ms - before_ms - exec_ms for (before_ms, _), (at_ms, exec_ms) in pairwise(ended)]
 
 
 def main() -> None:
@@ -98,7 +96,9 @@ def main() -> None:
     table = figures.table("between two batches, ms", "device", "batches", "mean", "p50", "p99")
     for device in asked.device:
         gaps = gaps_ms(specification(device, asked.run_ms), asked.batches)
-        table.rows.append((device, len(gaps), float(np.mean(gaps)), *map(float, np.percentile(gaps, [50, 99]))))
+        table.rows.append(
+            (device, len(gaps), float(np.mean(gaps)), *map(float, np.percentile(gaps, [50, 99])))
+        )
     tell(figures, asked.json)
 
 

@@ -280,7 +280,7 @@ class BatchQueue:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When the next batch may start or, while the device is busy, expires or comes before the one that would be next, or what runs has hung."""
+        """When the next batch may start or, while the device is busy, expires or takes the place of what is handed over, or what runs has hung."""
         moments = [batch.overdue_at_ms for batch in self.started]
         if self.running is None:
             moments += [batch.may_start_at_ms for batch in self._waiting]
@@ -289,7 +289,8 @@ class BatchQueue:
         for batch in self._waiting:
             if batch is self.ahead or batch.may_start_at_ms <= self._looked_at_ms:
                 break
-            moments.append(batch.may_start_at_ms)
+            if batch.is_complete or self.ahead is not None:  # else nothing changes for the device
+                moments.append(batch.may_start_at_ms)
         return min(moments)
 
     def _leave(self, batch: Batch) -> None:

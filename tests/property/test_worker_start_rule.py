@@ -371,9 +371,7 @@ def look_at(line: Line) -> int:
     """Each start against the rule at that moment; how many of them were at the very end of the run before."""
     runs = {run.number: run for run in line.heard if isinstance(run, RunHeard)}
     starts = [
-        one
-        for one in line.log
-        if isinstance(one, Started) and runs[one.number].slice_id == line.slice_id
+        one for one in line.log if isinstance(one, Started) and runs[one.number].slice_id == line.slice_id
     ]
     at_once, free_at_ms = 0, 0.0
     for one in sorted(starts, key=lambda start: start.at_ms):

@@ -181,9 +181,7 @@ class EmulatedExecutor:
         slice_id, batch_id = ended.job.slice_id, ended.job.batch_id
         if ended.stage == ended.stages - 1:
             output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
-            self._ready.append(
-                JobRan(slice_id, batch_id, [output], (), ended.exec_ms, ended.began_at_ms)
-            )
+            self._ready.append(JobRan(slice_id, batch_id, [output], (), ended.exec_ms, ended.began_at_ms))
         else:
             self._ready.append(LeftFirstStage(slice_id, batch_id))
         if ended.stage == 0:

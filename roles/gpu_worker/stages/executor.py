@@ -279,9 +279,16 @@ class PipelineExecutor:
                 under_way = self._under_way.pop(message.batch_id, None)
                 if under_way is None:
                     return []
-                of = message.slice_id, message.batch_id
-                ran = under_way.rejected, message.exec_ms, under_way.began_at_ms
-                return [JobRan(*of, said.tensors, *ran)]
+                return [
+                    JobRan(
+                        message.slice_id,
+                        message.batch_id,
+                        said.tensors,
+                        under_way.rejected,
+                        message.exec_ms,
+                        under_way.began_at_ms,
+                    )
+                ]
             case StageFailed() as message:
                 return self._stage_failed(message)
             case _:

@@ -32,6 +32,7 @@ from roles.gpu_worker.executors.torch import TorchDevice
 from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.worker_builders import SLICE, model_spec, slice_spec
 
+CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 
 

@@ -39,6 +39,7 @@ from roles.gpu_worker.executors.torch import TorchDevice
 from roles.runtime.loop.mailbox import Mailbox
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
+CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 PIXELS = (TensorInfo("x", "float32", (3,)),)
 
