@@ -36,6 +36,7 @@ QUICK: tuple[Quick, ...] = (
     _script(
         "live_against_simulated", "--batching", "tenuto", "--scale", "16", "--repeat", "1", "--seconds", "10"
     ),
+    _script("idle_gap"),
     _script("change_under_load", "--repeat", "3", "--quiet", "3"),
     _script("scheduler_core", "--seconds", "1"),
     _script("lost_peers", "--restarts", "2000"),
