@@ -45,6 +45,7 @@ QUICK: tuple[Quick, ...] = (
     _script("key_costs", "--turns", "2"),
     _script("simulator_speed", "--seconds", "10", "--repeat", "3"),
     _script("scheduling_quality", "--seconds", "10", "--seeds", "1"),
+    _script("rarely_asked"),
     _script("subclusters", "--dispatchers"),
     _script("interference"),
     _script("igniter_planning", "--repeats", "1"),
