@@ -36,6 +36,7 @@ QUICK: tuple[Quick, ...] = (
     _script(
         "live_against_simulated", "--batching", "tenuto", "--scale", "16", "--repeat", "1", "--seconds", "10"
     ),
+    _script("idle_gap"),
     _script("change_under_load", "--repeat", "3", "--quiet", "3"),
     _script("scheduler_core", "--seconds", "1"),
     _script("lost_peers", "--restarts", "2000"),
@@ -44,6 +45,7 @@ QUICK: tuple[Quick, ...] = (
     _script("key_costs", "--turns", "2"),
     _script("simulator_speed", "--seconds", "10", "--repeat", "3"),
     _script("scheduling_quality", "--seconds", "10", "--seeds", "1"),
+    _script("rarely_asked"),
     _script("subclusters", "--dispatchers"),
     _script("interference"),
     _script("igniter_planning", "--repeats", "1"),

@@ -42,7 +42,7 @@ class Served:
     """A slice with one model, and what its requests took."""
 
     def __init__(self, device: str, served: ModelSpec) -> None:
-        self._executor = ThreadExecutor(lambda: TorchDevice(CLOCK))
+        self._executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
         self._device = device
         began_ms = CLOCK.now_ms()
         self._executor.load(self.spec(served))

@@ -30,7 +30,6 @@ from fabric.messages import (
     Refusal,
     ReplicaInfo,
     Returned,
-    RunBatch,
     SliceSpec,
     TensorSpec,
 )
@@ -57,6 +56,7 @@ from roles.gpu_worker.events import (
     InputsCame,
     LoadSlice,
     PushOutputs,
+    Recall,
     SchedulerAnswers,
     WorkerAction,
     WorkerEvent,
@@ -68,6 +68,7 @@ from roles.gpu_worker.registration import WorkerIdentity
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
+from tests.device_lines import DeviceLines
 
 MODEL = ModelId("resnet50")
 NODE = NodeId("c")
@@ -126,6 +127,7 @@ class LineStage:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._handles = count(1)
+        self._devices = DeviceLines(self._begin)
         self._exec_ms = tuple(exec_ms)
         model = ModelSpec(MODEL, slo_ms, len(exec_ms), None, self._exec_ms)
         specs = [SliceSpec(SliceId(f"c/gpu{k}/0"), k, "emulated", None, (model,)) for k in range(slices)]
@@ -261,8 +263,11 @@ class LineStage:
             case LoadSlice(spec):
                 replicas = tuple(ReplicaInfo(m.model_id, m.batch_size_max, m.exec_ms) for m in spec.models)
                 self.later(self.now_ms, lambda: self.to_worker(Loaded(spec.slice_id, replicas)))
-            case Execute(run, parts):
-                self._execute(run, [part.payload for part in parts], sum(len(p.live_seqs) for p in parts))
+            case Execute():
+                self._devices.give(action, self.now_ms)
+            case Recall(slice_id, batch_id):
+                for given_back in self._devices.recall(slice_id, batch_id):
+                    self.later(self.now_ms, partial(self.to_worker, given_back))
             case PushOutputs(frontend_id, message):
                 one = next(one for one in self.frontends if one.frontend_id == frontend_id)
                 self._carry(partial(self._output, one, message))
@@ -273,16 +278,20 @@ class LineStage:
             case _:
                 pass
 
-    def _execute(self, run: RunBatch, payloads: Sequence[Handle], rows: int) -> None:
-        assert all(payload in self.payloads for payload in payloads), "what runs is still there"
-        exec_ms = self._exec_ms[rows - 1]
+    def _begin(self, execute: Execute, now_ms: float) -> None:
+        run, parts = execute.run, execute.parts
+        assert all(part.payload in self.payloads for part in parts), "what runs is still there"
+        exec_ms = self._exec_ms[sum(len(part.live_seqs) for part in parts) - 1]
 
         def end() -> None:
             outputs = Handle(next(self._handles))
             self.payloads[outputs] = run
-            self.to_worker(BatchRan(run.slice_id, run.batch_id, outputs, (), exec_ms))
+            late = self._devices.end_first(run.slice_id, self.now_ms)
+            self.to_worker(BatchRan(run.slice_id, run.batch_id, outputs, (), exec_ms, now_ms))
+            for one in late:
+                self.to_worker(one)
 
-        self.later(self.now_ms + exec_ms, end)
+        self.later(now_ms + exec_ms, end)
 
     def _output(self, one: _Frontend, message: Outputs | BatchFailed) -> None:
         if isinstance(message, Outputs):

@@ -34,6 +34,7 @@ from roles.gpu_worker.events import (
     LoadModel,
     LoadSlice,
     PushOutputs,
+    Recall,
     Release,
     SchedulerAnswers,
     UnloadModel,
@@ -47,6 +48,7 @@ from roles.gpu_worker.executors.base import (
     JobRan,
     ModelLoaded,
     Part,
+    RunAborted,
     RunFailed,
     Shrunk,
     loaded,
@@ -95,6 +97,7 @@ class Device:
     models: dict[ModelId, int] = field(default_factory=dict)
     """What is there, with its largest batch."""
     events: deque[ExecutorEvent] = field(default_factory=deque)
+    now_ms: float = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -162,7 +165,7 @@ class Device:
         before = self.models[job.model_id]  # raises where it was asked to run what it has not
         fate = self.draws.random()
         if fate < 0.75:
-            self.events.append(JobRan(SLICE, job.batch_id, OUTPUTS, (), TAKES_MS))
+            self.events.append(JobRan(SLICE, job.batch_id, OUTPUTS, (), TAKES_MS, self.now_ms))
             return
         if fate > 0.9:
             rows = sum(one.count for one in job.parts) or self.draws.randint(1, LARGEST)
@@ -194,8 +197,12 @@ class FirstStage:
     def run(self, job: Job, now_ms: float) -> None:
         self.device.work.append(job)
 
-    def stage(self, job: Job) -> None:
-        """Nothing."""
+    def recall(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        for work in self.device.work:
+            if isinstance(work, Job) and work.batch_id == batch_id:
+                self.device.work.remove(work)
+                self.device.events.append(RunAborted(slice_id, batch_id))
+                return
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         raise AssertionError("what has begun goes through")
@@ -248,7 +255,7 @@ class Stage:
         if self.device.events:
             event = self.device.events.popleft()
             if isinstance(event, JobRan):
-                self._feed(BatchRan(SLICE, event.batch_id, self._keep(), (), event.exec_ms), now_ms)
+                self._feed(BatchRan(SLICE, event.batch_id, self._keep(), (), event.exec_ms, 0.0), now_ms)
             else:
                 self._feed(event, now_ms)
 
@@ -391,6 +398,7 @@ class PipelineWorker:
 
     def wait(self, wait_ms: float) -> None:
         self.now_ms += wait_ms
+        self.first.now_ms = self.now_ms
         wake_at_ms = self.core.wake_at_ms
         if wake_at_ms is not None and wake_at_ms <= self.now_ms:
             self.feed(Tick())
@@ -400,7 +408,8 @@ class PipelineWorker:
             if isinstance(event, JobRan):
                 outputs = Handle(next(self._handles))
                 self.kept.add(outputs)
-                self.feed(BatchRan(SLICE, event.batch_id, outputs, event.rejected, event.exec_ms))
+                times_ms = event.exec_ms, event.began_at_ms
+                self.feed(BatchRan(SLICE, event.batch_id, outputs, event.rejected, *times_ms))
             else:
                 self.feed(event)
 
@@ -418,6 +427,8 @@ class PipelineWorker:
                 case Execute(run, parts, expires_at_ms):
                     job = [JobPart(len(one.live_seqs), ()) for one in parts]
                     self.executor.run(Job(SLICE, run.batch_id, run.model_id, job, expires_at_ms), self.now_ms)
+                case Recall(slice_id, batch_id):
+                    self.executor.recall(slice_id, batch_id, self.now_ms)
                 case Release(payloads):
                     for payload in payloads:
                         self.kept.remove(payload)

@@ -19,22 +19,19 @@ class Gatherer:
     """Collects what one turn of the shell's loop brought, per model, and numbers it when the turn ends."""
 
     def __init__(self) -> None:
-        self._gathered: dict[ModelId, list[Request]] = {}
+        self.gathered: dict[ModelId, list[Request]] = {}
         # Of all shards together, so that a seq means one request whoever speaks of it. Never forgotten: a model that
         # returns goes on where it was.
         self._next_seq: dict[ModelId, int] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._gathered)
-
     def add(self, request: Request) -> None:
         """Announce it when the turn ends."""
-        self._gathered.setdefault(request.model_id, []).append(request)
+        self.gathered.setdefault(request.model_id, []).append(request)
 
     def forget(self, model_ids: Iterable[ModelId]) -> None:
         """Announce nothing of these: there is nobody to tell."""
         for model_id in model_ids:
-            self._gathered.pop(model_id, None)
+            self.gathered.pop(model_id, None)
 
     def announce(
         self,
@@ -47,7 +44,7 @@ class Gatherer:
 
         `shard_of`: the one that can be told of a model; None: none can, and its requests stay as they are.
         """
-        gathered, self._gathered = self._gathered, {}
+        gathered, self.gathered = self.gathered, {}
         for model_id, requests in gathered.items():
             shard = shard_of(model_id)
             if shard is None:

@@ -156,6 +156,8 @@ class FrontendCore:
         self._shards = Shards(settings, now_ms)
         self._pending = Pending()
         self._checks = FrontendPeerChecks(self._pending)
+        self.offences: Offences = self._checks.offences
+        """Of its peers."""
         self.recorder = RequestRecorder()
         self._id_prefix = f"{settings.incarnation[:ID_DIGITS]}-"
         self._estimates = Estimates(make_margin)
@@ -187,7 +189,7 @@ class FrontendCore:
     @property
     def has_gathered(self) -> bool:
         """Whether `TurnEnded` would announce something."""
-        return self._requests.has_gathered
+        return bool(self._requests.gatherer.gathered)
 
     @property
     def models(self) -> tuple[ModelInfo, ...]:
@@ -224,11 +226,6 @@ class FrontendCore:
     def margins_ms(self) -> Mapping[ModelId, float]:
         """What is kept back of each model's budgets for the way back."""
         return self._estimates.reserves_ms
-
-    @property
-    def offences(self) -> Offences:
-        """Of its peers."""
-        return self._checks.offences
 
     @property
     def _is_ready(self) -> bool:
@@ -296,7 +293,8 @@ class FrontendCore:
                 out.extend(Reply(peer, unready) for peer, unready in self._drain.begin(now_ms))
             case Lost(peer):
                 self._abandon(peer)
-        self._go_on()
+        if self._applications.events:
+            self._go_on()
         return out
 
     # ------------------------------------------------------------ clients

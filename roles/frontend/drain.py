@@ -24,6 +24,8 @@ class Drain:
         self._memory = memory
         self._clients: dict[PeerId, None] = {}
         self._since_ms: float | None = None
+        self.has_begun = False
+        """No requests are wanted any more. It is asked after every event."""
 
     def heard(self, client: PeerId) -> None:
         """It is there."""
@@ -46,13 +48,8 @@ class Drain:
         """Want no requests any more; what to tell whom. Nothing more the second time."""
         if self._since_ms is not None:
             return []
-        self._since_ms = now_ms
+        self._since_ms, self.has_begun = now_ms, True
         return [(client, Unready(self._incarnation)) for client in self._clients]
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether no requests are wanted any more."""
-        return self._since_ms is not None
 
     def wake_at_ms(self, now_ms: float) -> float | None:
         """When it may be over though nothing happens."""

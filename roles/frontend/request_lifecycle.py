@@ -46,7 +46,8 @@ class RequestLifecycle:
         self._estimates = estimates
         self._recorder = recorder
         self._counts = counts
-        self._gatherer = Gatherer()
+        self.gatherer = Gatherer()
+        """What `announce` will say."""
         self._decoding: dict[int, Request] = {}  # by payload handle
         self._now_ms = 0.0
         self._out: list[FrontendAction] = []
@@ -58,11 +59,6 @@ class RequestLifecycle:
         return self._out
 
     # ------------------------------------------------------------ until the scheduler knows
-
-    @property
-    def has_gathered(self) -> bool:
-        """Whether `announce` would say something."""
-        return bool(self._gatherer)
 
     def take_on(self, request: Request, info: ModelInfo, specs: Sequence[TensorSpec]) -> None:
         """A request for a model: its picture is decoded, if it has one, and its scheduler is told."""
@@ -99,15 +95,15 @@ class RequestLifecycle:
         """Announce it when the turn ends."""
         # Unlinked there is nobody to tell: the request waits in `_pending` for the link or its deadline.
         if self._shards.open_to(request.model_id) is not None:
-            self._gatherer.add(request)
+            self.gatherer.add(request)
 
     def forget_gathered(self, model_ids: Iterable[ModelId]) -> None:
         """Announce nothing of these models: there is nobody to tell."""
-        self._gatherer.forget(model_ids)
+        self.gatherer.forget(model_ids)
 
     def announce(self) -> None:
         """The turn has ended."""
-        for shard, arrivals in self._gatherer.announce(
+        for shard, arrivals in self.gatherer.announce(
             self._pending, self._estimates, self._shards.open_to, self._now_ms
         ):
             self._counts["runs_announced"] += 1

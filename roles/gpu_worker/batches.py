@@ -43,7 +43,7 @@ class Batch:
     """When the last input came (while incomplete: so far); before RunBatch itself counts as then."""
     started_at_ms: float = 0.0
     rows: range = range(0)
-    """What runs now. A row is a live request, counted over the parts in their order."""
+    """What runs now, or is to run on the device."""
     rest: list[range] = field(default_factory=list)
     """What is still to run, apart, after the model raised on all of it together."""
     failure: str = ""
@@ -55,6 +55,10 @@ class Batch:
     """When what runs has hung."""
     between_ms: float = 0.0
     """What it has waited between the stages of a pipeline."""
+    is_recalled: bool = False
+    """The device was asked for it back, and has not answered."""
+    is_preempted: bool = False
+    """The scheduler wants it no more."""
 
     @property
     def is_complete(self) -> bool:
@@ -65,6 +69,11 @@ class Batch:
     def is_dead(self) -> bool:
         """Every part is in and none has a live request."""
         return self.is_complete and not any(part.live_seqs for part in self.inputs.values())
+
+    @property
+    def all_rows(self) -> range:
+        """A row is a live request, counted over the parts in their order."""
+        return range(sum([len(part.live_seqs) for part in self.inputs.values()]))
 
     @property
     def may_start_at_ms(self) -> float:
@@ -150,13 +159,20 @@ def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:
 
 
 class BatchQueue:
-    """Waiting batches of one slice in order of start, the one that runs, and those that a pipeline's later stages have."""
+    """Waiting batches of one slice in order of start, the one that runs, and those that a pipeline's later stages have.
+
+    One of those that wait may have been handed over: the device begins it by itself when it is free (ADR 0300).
+    """
 
     def __init__(self) -> None:
         self.running: Batch | None = None
         """What keeps the slice from starting another one: on the device, or in a pipeline's first stage."""
+        self.ahead: Batch | None = None
+        """Of those that wait, the one that the device has got behind `running`."""
         self._passed: list[Batch] = []
         self._waiting: list[Batch] = []
+        self._looked_at_ms = -math.inf
+        """When it was last asked which one starts next."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._passed) + (self.running is not None)
@@ -170,8 +186,10 @@ class BatchQueue:
         """Those that have started and not ended, in the order of their starts."""
         return self._passed.copy() if self.running is None else [*self._passed, self.running]
 
-    def started_as(self, batch_id: BatchId) -> Batch:
+    def started_as(self, batch_id: BatchId, now_ms: float) -> Batch:
         """One of them, which is there: an executor speaks of what it was given and has not ended."""
+        if self.ahead is not None and self.ahead.run.batch_id == batch_id:
+            self.start(self.ahead, now_ms)
         return next(batch for batch in self.started if batch.run.batch_id == batch_id)
 
     def find(self, batch_id: BatchId) -> Batch | None:
@@ -197,9 +215,11 @@ class BatchQueue:
             self.running = batch
 
     def end(self, batch: Batch) -> None:
-        """One that has started is over."""
+        """One that the device had is over."""
         if self.running is batch:
             self.running = None
+        elif self.ahead is batch:
+            self._leave(batch)
         else:
             self._passed.remove(batch)
 
@@ -208,48 +228,75 @@ class BatchQueue:
         bisect.insort(self._waiting, batch, key=lambda other: (other.start_at_ms, other.run.batch_id))
 
     def remove(self, batch: Batch) -> None:
-        """Give up one that has not started."""
+        """Give up one that waits."""
         self._waiting.remove(batch)
 
     def take_ended(self, now_ms: float) -> Sequence[Batch]:
         """Remove what will never run: dead ones, and expired ones."""
-        ended = [batch for batch in self._waiting if batch.is_dead or batch.expires_at_ms <= now_ms]
+        ended = [
+            batch
+            for batch in self._waiting
+            if batch is not self.ahead and (batch.is_dead or batch.expires_at_ms <= now_ms)
+        ]
         if ended:
             self._waiting = [batch for batch in self._waiting if batch not in ended]
         return ended
 
-    def start_next(self, now_ms: float) -> Batch | None:
-        """Move the first batch that may start to the device, if that is free."""
-        if self.running is not None:
-            return None
+    def next_to_start(self, now_ms: float) -> Batch | None:
+        """The first batch that may start now, if the device is free."""
+        self._looked_at_ms = now_ms
         for place, batch in enumerate(self._waiting):
             if batch.may_start_at_ms <= now_ms or (place == 0 and batch.is_complete):
-                del self._waiting[place]
-                self.running = batch
-                batch.started_at_ms = now_ms
-                batch.rows = range(sum(len(part.live_seqs) for part in batch.inputs.values()))
                 return batch
         return None
 
-    @property
-    def next_complete(self) -> Batch | None:
-        """The first of those that wait which has all its inputs."""
-        return next((batch for batch in self._waiting if batch.is_complete), None)
+    def hand_over(self, batch: Batch) -> None:
+        """The device has that one behind what runs."""
+        self.ahead = batch
+        batch.rows = batch.all_rows
+
+    def start(self, batch: Batch, now_ms: float) -> None:
+        """One that waited is on the device; where another one still is, that one runs apart and comes behind it."""
+        self._leave(batch)
+        batch.started_at_ms = now_ms
+        batch.rows = batch.all_rows
+        if self.running is None:
+            self.running = batch
+        else:
+            self._passed.append(batch)
+
+    def put_back(self, batch: Batch) -> None:
+        """The device has not begun it after all."""
+        self.end(batch)
+        batch.is_recalled = False
+        batch.overdue_at_ms = math.inf
+        self.add(batch)
 
     def take_waiting(self) -> Sequence[Batch]:
-        """Give up everything that has not started."""
-        waiting, self._waiting = self._waiting, []
+        """Give up everything that has not started, but for what the device has."""
+        waiting = [batch for batch in self._waiting if batch is not self.ahead]
+        self._waiting = [] if self.ahead is None else [self.ahead]
         return waiting
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When the next batch may start or, while the device is busy, expires, or what runs has hung."""
-        overdue_at_ms = min((batch.overdue_at_ms for batch in self.started), default=None)
-        if self.running is not None:
-            ends_at_ms = min((batch.expires_at_ms for batch in self._waiting), default=None)
-        else:
-            ends_at_ms = min((batch.may_start_at_ms for batch in self._waiting), default=None)
-        return min((at_ms for at_ms in (overdue_at_ms, ends_at_ms) if at_ms is not None), default=None)
+        """When the next batch may start or, while the device is busy, expires or takes the place of what is handed over, or what runs has hung."""
+        moments = [batch.overdue_at_ms for batch in self.started]
+        if self.running is None:
+            moments += [batch.may_start_at_ms for batch in self._waiting]
+            return min(moments, default=None)
+        moments += [batch.expires_at_ms for batch in self._waiting if not batch.is_recalled]
+        for batch in self._waiting:
+            if batch is self.ahead or batch.may_start_at_ms <= self._looked_at_ms:
+                break
+            if batch.is_complete or self.ahead is not None:  # else nothing changes for the device
+                moments.append(batch.may_start_at_ms)
+        return min(moments)
+
+    def _leave(self, batch: Batch) -> None:
+        self._waiting.remove(batch)
+        if batch is self.ahead:
+            self.ahead = None
 
 
 def _are_of(seqs: Sequence[int], part: Part) -> bool:

@@ -336,6 +336,7 @@ class WorkerCore:
             slice_.go_on(HostedTransition.UNWANTED)
             for batch in slice_.queue.take_waiting():
                 actions += self._runs.end_unlaunched(batch)
+            actions += self._runs.recall(slice_)
         return actions + self._end_if_stopped(now_ms)
 
     def _loaded(self, event: Loaded, now_ms: float) -> list[WorkerAction]:
@@ -381,6 +382,7 @@ class WorkerCore:
             slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
             loading = slice_.loading
+            slice_.queue.ahead = None  # it never begins
             for batch in slice_.queue.started:
                 loading = None  # what loads beside a batch need not be what broke the device
                 actions += self._runs.end_broken(slice_, batch, reason)
@@ -441,7 +443,8 @@ class WorkerCore:
         batch = slice_.queue.find(preempt.batch_id) if slice_ is not None else None
         if slice_ is None or batch is None:
             return []  # it has ended: its Done is on the way
-        if batch in slice_.queue.started:
+        if batch in slice_.queue.started or batch is slice_.queue.ahead:
+            batch.is_preempted = True
             return [Abort(preempt.slice_id, preempt.batch_id)]
         slice_.queue.remove(batch)
         return self._runs.end_preempted(batch) + self._advance(slice_, now_ms)
@@ -474,7 +477,7 @@ class WorkerCore:
         return release(event.payload)
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
-        """End what cannot run, start what may, and look ahead."""
+        """End what cannot run, start and hand over what may, and look ahead."""
         for running in slice_.queue.started:
             if running.overdue_at_ms > now_ms:
                 continue
@@ -492,8 +495,8 @@ class WorkerCore:
         return self._break(reason, EXIT_HUNG, (slice_.spec.slice_id, model_id))
 
     def _look_ahead(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
-        """Put the next batch in place, set the slice's alarm, and let go what nobody wants any more."""
-        actions = self._runs.stage(slice_)
+        """Set the slice's alarm, and let go what nobody wants any more."""
+        actions: list[WorkerAction] = []
         alarm_at_ms = slice_.queue.wake_at_ms
         if alarm_at_ms is not None and alarm_at_ms != slice_.alarm_at_ms:
             heapq.heappush(self._alarms, (alarm_at_ms, slice_.spec.slice_id))
@@ -510,9 +513,11 @@ class WorkerCore:
 
     def _finish(self, event: BatchRan, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.started_as(event.batch_id)
-        if slice_.spec.is_pipeline and not batch.failure:
-            batch.between_ms = max(0.0, now_ms - batch.started_at_ms - event.exec_ms)
+        batch = slice_.queue.started_as(event.batch_id, now_ms)
+        if not batch.failure:
+            batch.started_at_ms = event.began_at_ms
+            if slice_.spec.is_pipeline:
+                batch.between_ms = max(0.0, now_ms - batch.started_at_ms - event.exec_ms)
         replica = slice_.replicas.get(batch.run.model_id)
         answers, ran = answer_rows(batch, event, () if replica is None else replica.heads)
         self.counters["requests_ran"] += ran
@@ -533,7 +538,7 @@ class WorkerCore:
 
     def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.started_as(event.batch_id)
+        batch = slice_.queue.started_as(event.batch_id, now_ms)
         if len(batch.rows) > 1 and slice_.is_idempotent(batch.run.model_id):
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)
@@ -541,7 +546,7 @@ class WorkerCore:
 
     def _expired(self, event: RunExpired, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.started_as(event.batch_id)
+        batch = slice_.queue.started_as(event.batch_id, now_ms)
         actions = self._runs.end_expired(slice_, batch, event.reason)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
@@ -553,9 +558,10 @@ class WorkerCore:
 
     def _aborted(self, event: RunAborted, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
-        batch = slice_.queue.started_as(event.batch_id)
-        slice_.queue.end(batch)
-        actions = self._runs.end_preempted(batch)
+        batch = slice_.queue.find(event.batch_id)
+        assert batch is not None, "an executor speaks of what it was given and has not ended"
+        is_stopping = self._stop_by_ms is not None
+        actions = self._runs.not_begun(slice_, batch, now_ms, is_stopping=is_stopping)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     # ------------------------------------------------ time
@@ -617,9 +623,7 @@ class WorkerCore:
     def _end_if_stopped(self, now_ms: float) -> list[WorkerAction]:
         if self._stop_by_ms is None or self._has_ended:
             return []
-        running = [
-            (slice_.queue, batch) for slice_ in self._slices.values() for batch in slice_.queue.started
-        ]
+        running = [(slice_.queue, batch) for slice_ in self._slices.values() for batch in slice_.queue]
         if not running:
             return [self._end(0, "stopped")]
         if now_ms < self._stop_by_ms:

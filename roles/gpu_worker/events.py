@@ -56,6 +56,8 @@ class BatchRan(Struct, frozen=True, gc=False):
     outputs: Handle
     rejected: tuple[RejectedRow, ...]
     exec_ms: float
+    began_at_ms: float
+    """On our clock."""
 
 
 WorkerEvent = (
@@ -130,9 +132,9 @@ class KnowFrontends(Struct, frozen=True, gc=False):
 
 
 class Execute(Struct, frozen=True, gc=False):
-    """Run a batch; each part brings the tensors of so many requests. A row is a request, over all parts.
+    """Run a batch, now or as soon as what runs has ended; each part brings the tensors of so many requests. A row is a request, over all parts.
 
-    Begun after `expires_at_ms` it would be of no use to anybody: a pipeline's later stages look at that.
+    Begun from `expires_at_ms` on it would be of no use to anybody.
     """
 
     run: RunBatch
@@ -140,15 +142,15 @@ class Execute(Struct, frozen=True, gc=False):
     expires_at_ms: float = math.inf
 
 
-class StageInputs(Struct, frozen=True, gc=False):
-    """This batch is complete and likely to run next: its inputs may be put in place meanwhile."""
+class Recall(Struct, frozen=True, gc=False):
+    """Give a batch back that has not begun: `RunAborted` follows then, else it ends as it would have."""
 
-    run: RunBatch
-    parts: tuple[PartInputs, ...]
+    slice_id: SliceId
+    batch_id: BatchId
 
 
 class Abort(Struct, frozen=True, gc=False):
-    """Stop what runs, if the device can: `RunAborted` follows then, else the batch ends as it would have."""
+    """The same, and stop it where it runs and the device can."""
 
     slice_id: SliceId
     batch_id: BatchId
@@ -194,7 +196,7 @@ WorkerAction = (
     | WatchAgent
     | KnowFrontends
     | Execute
-    | StageInputs
+    | Recall
     | Abort
     | PushOutputs
     | Release

@@ -1,4 +1,4 @@
-"""What a slice does with its batches: starts them, runs what failed apart, puts the next one in place, ends them.
+"""What a slice does with its batches: starts them, hands the next one over, runs what failed apart, ends them.
 
 What follows from that for the slice and the worker (alarms, a hung device, an end) is the core's to decide.
 """
@@ -11,7 +11,7 @@ from typing import Final
 from fabric.messages import Inputs
 from roles.gpu_worker.answers import answer_failure, done_of, preempted, release, unlaunched
 from roles.gpu_worker.batches import Batch
-from roles.gpu_worker.events import Execute, StageInputs, WorkerAction
+from roles.gpu_worker.events import Execute, Recall, WorkerAction
 from roles.gpu_worker.slices import HostedSlice
 from roles.runtime.core import SCHEDULER, Handle, Send
 
@@ -33,9 +33,14 @@ class Runs:
         return release(payload)
 
     def launch(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
-        """End what cannot run, start what may."""
+        """End what cannot run, start what may, and hand the device what comes next."""
+        queue = slice_.queue
         actions: list[WorkerAction] = []
-        for batch in slice_.queue.take_ended(now_ms):
+        if queue.running is None and queue.ahead is not None:  # the device has gone on by itself
+            batch = queue.ahead
+            queue.start(batch, now_ms)
+            self.expect(slice_, batch, now_ms)
+        for batch in queue.take_ended(now_ms):
             if batch.is_dead:
                 actions += self._end_dead(batch)
             elif batch.inputs:
@@ -43,13 +48,51 @@ class Runs:
             else:
                 batch.started_at_ms = now_ms
                 actions += self._end_empty(batch)
-        while (batch_ := slice_.queue.start_next(now_ms)) is not None:
-            if batch_.rows:
-                actions.append(self._execute(slice_, batch_, now_ms))
-                break
-            slice_.queue.end(batch_)
-            actions += self._end_empty(batch_)
-        return actions
+        while queue.running is None and (next_ := queue.next_to_start(now_ms)) is not None:
+            queue.start(next_, now_ms)
+            if next_.rows:
+                self.expect(slice_, next_, now_ms)
+                actions.append(_execute(slice_, next_))
+            else:
+                queue.end(next_)
+                actions += self._end_empty(next_)
+        return actions + self._hand_over(slice_, now_ms)
+
+    def _hand_over(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
+        """While a batch runs the device has the next one, as long as it is the one that would start now (ADR 0300)."""
+        queue = slice_.queue
+        ahead, next_ = queue.ahead, queue.next_to_start(now_ms)
+        if ahead is not None:
+            is_still_next = next_ is ahead and now_ms < ahead.expires_at_ms
+            return [] if is_still_next else self.recall(slice_)
+        if queue.running is None or next_ is None or not next_.is_complete:
+            return []
+        queue.hand_over(next_)
+        return [_execute(slice_, next_)]
+
+    def recall(self, slice_: HostedSlice) -> list[WorkerAction]:
+        """Ask the device once for what it was handed over."""
+        ahead = slice_.queue.ahead
+        if ahead is None or ahead.is_recalled:
+            return []
+        ahead.is_recalled = True
+        return [Recall(slice_.spec.slice_id, ahead.run.batch_id)]
+
+    def not_begun(
+        self, slice_: HostedSlice, batch: Batch, now_ms: float, *, is_stopping: bool
+    ) -> list[WorkerAction]:
+        """The device has stopped it, or gives it back: it was asked to, or it was too late to begin."""
+        if batch.is_preempted:
+            slice_.queue.end(batch)
+            return self.end_preempted(batch)
+        if batch.failure:
+            batch.rest.insert(0, batch.rows)
+            return self.run_apart(slice_, batch, now_ms)
+        if is_stopping:
+            slice_.queue.end(batch)
+            return self.end_unlaunched(batch)
+        slice_.queue.put_back(batch)
+        return []
 
     def run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
         """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
@@ -62,7 +105,8 @@ class Runs:
             if now_ms <= _expires_at_ms(slice_, batch):
                 self._counters["runs_apart"] += 1
                 slice_.queue.begin_again(batch)
-                return [*actions, self._execute(slice_, batch, now_ms)]
+                self.expect(slice_, batch, now_ms)
+                return [*actions, _execute(slice_, batch)]
             reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
             actions += answer_failure(batch, "DeadlineExceeded", reason)
         return actions + self._end_failed(slice_, batch)
@@ -71,16 +115,6 @@ class Runs:
         """What runs ends within its limit from now on, or has hung."""
         limit_ms = slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
         batch.overdue_at_ms = now_ms + limit_ms + (WARMING_MS if slice_.side_load is not None else 0.0)
-
-    def stage(self, slice_: HostedSlice) -> list[WorkerAction]:
-        """While a batch runs, the next one's inputs can be put in place."""
-        batch = slice_.queue.next_complete
-        if batch is None or slice_.queue.running is None or not slice_.has_device:
-            return []
-        if slice_.staged == batch.run.batch_id:
-            return []
-        slice_.staged = batch.run.batch_id
-        return [StageInputs(batch.run, tuple(part for _, part in batch.live()))]
 
     def end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
         """What runs, and what was still to run apart, never will. Of several requests nobody knows whose doing it was."""
@@ -101,13 +135,6 @@ class Runs:
         """The scheduler wants a larger one to run in its place."""
         self._counters["batches_preempted"] += 1
         return [*release(*batch.payloads()), Send(SCHEDULER, preempted(batch.run))]
-
-    def _execute(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> Execute:
-        self.expect(slice_, batch, now_ms)
-        parts = tuple(part for _, part in batch.running())
-        if slice_.spec.is_pipeline:
-            return Execute(batch.run, parts, _expires_at_ms(slice_, batch))
-        return Execute(batch.run, parts)
 
     def end_expired(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
         """A pipeline's stage got it too late: nobody waits for these any more."""
@@ -134,6 +161,11 @@ class Runs:
         """All its requests were cancelled or had expired before."""
         batch.started_at_ms = batch.complete_at_ms
         return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "ok"))]
+
+
+def _execute(slice_: HostedSlice, batch: Batch) -> Execute:
+    parts = tuple(part for _, part in batch.running())
+    return Execute(batch.run, parts, _expires_at_ms(slice_, batch))
 
 
 def _expires_at_ms(slice_: HostedSlice, batch: Batch) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -45,8 +44,8 @@ from roles.gpu_worker.events import (
     LoadModel,
     LoadSlice,
     PushOutputs,
+    Recall,
     Release,
-    StageInputs,
     UnloadModel,
     UnloadSlice,
     WatchAgent,
@@ -181,7 +180,7 @@ class WorkerShell:
         self._parts: dict[tuple[SliceId, ModelId], Part] = {}
         self._gang = Gang(options.clock.now_ms)
         self._meeting = meeting_of(worker_id, run_dir)
-        self._thread = ThreadExecutor(self._make_torch_device)
+        self._thread = ThreadExecutor(self._make_torch_device, options.clock.now_ms)
         later = StageProcesses(worker_id, run_dir, options.threads, transport)
         self._real = PipelineExecutor(self._thread, later, self._parts, options.clock.now_ms, self._gang)
         self._executors: dict[SliceId, Executor] = {}
@@ -225,7 +224,9 @@ class WorkerShell:
         if isinstance(event, JobRan):
             handle = self._payloads.put(event.outputs)
             assert handle is not None, "outputs are bounded by one batch a slice, not in bytes"
-            return BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms)
+            return BatchRan(
+                event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms, event.began_at_ms
+            )
         return event
 
     def _from_thread(self, event: ExecutorEvent) -> WorkerEvent:
@@ -258,8 +259,8 @@ class WorkerShell:
             case Execute(run, parts, expires_at_ms):
                 job = self._job(run, parts, expires_at_ms)
                 self._executors[run.slice_id].run(job, self._clock.now_ms())
-            case StageInputs(run, parts):
-                self._executors[run.slice_id].stage(self._job(run, parts))
+            case Recall(slice_id, batch_id):
+                self._executors[slice_id].recall(slice_id, batch_id, self._clock.now_ms())
             case Abort(slice_id, batch_id):
                 self._executors[slice_id].abort(slice_id, batch_id, self._clock.now_ms())
             case Release(payloads):
@@ -319,7 +320,7 @@ class WorkerShell:
         if not is_out:
             self._core.counters["outputs_refused"] += 1
 
-    def _job(self, run: RunBatch, inputs: Sequence[PartInputs], expires_at_ms: float = math.inf) -> Job:
+    def _job(self, run: RunBatch, inputs: Sequence[PartInputs], expires_at_ms: float) -> Job:
         parts = [JobPart(len(part.live_seqs), self._tensors(part), part.heads) for part in inputs]
         return Job(run.slice_id, run.batch_id, run.model_id, parts, expires_at_ms)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fabric.ids import BatchId, ModelId
+from fabric.ids import ModelId
 from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, replaced
 from roles.gpu_worker.batches import BatchQueue
 
@@ -86,8 +86,6 @@ class HostedSlice:
     """When the scheduler was told last."""
     is_listed: bool = False
     """Its last directory shows that it has understood."""
-    staged: BatchId | None = None
-    """The batch whose inputs the device was last told to expect."""
     alarm_at_ms: float | None = None
     """When its queue next needs a look."""
     batches: int = 0
@@ -96,11 +94,6 @@ class HostedSlice:
     def go_on(self, transition: HostedTransition) -> None:
         """Go on in its life."""
         self.state = NEXT[self.state, transition]
-
-    @property
-    def has_device(self) -> bool:
-        """Whether inputs go anywhere: an emulated device only counts them."""
-        return self.spec.device != EMULATED
 
     @property
     def offered(self) -> tuple[ReplicaInfo, ...]:

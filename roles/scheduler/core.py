@@ -101,6 +101,8 @@ class SchedulerCore:
         self._withdrawals = self._batches.withdrawals
         self._counters = self._batches.counters
         self._checks = SchedulerPeerChecks(self._fleet, self._batches, nodes)
+        self.offences: Offences = self._checks.offences
+        """Of its peers."""
         self._guard = LatenessGuard(settings.guard_ms)
         discipline.set_guard_ms(settings.guard_ms)
         for model_id in self._replicas:
@@ -136,11 +138,6 @@ class SchedulerCore:
     def counters(self) -> Counters:
         """What has happened so far."""
         return self._counters
-
-    @property
-    def offences(self) -> Offences:
-        """Of its peers."""
-        return self._checks.offences
 
     def measured(self, now_ms: float) -> Iterator[Measured]:
         """Its figures, for a page of metrics."""

@@ -34,6 +34,7 @@ from roles.gpu_worker.events import (
     LoadModel,
     LoadSlice,
     PushOutputs,
+    Recall,
     SchedulerAnswers,
     UnloadModel,
     UnloadSlice,
@@ -88,10 +89,10 @@ class VirtualWorker:
     def hear_device(self, event: ExecutorEvent) -> None:
         """One of its slices has something to say."""
         if isinstance(event, JobRan):
-            self._agent.ran(event.slice_id, event.batch_id, len(event.outputs[0].array))
-            self._take(
-                BatchRan(event.slice_id, event.batch_id, Handle(next(self._handles)), (), event.exec_ms)
-            )
+            size = len(event.outputs[0].array)
+            self._agent.ran(event.slice_id, event.batch_id, size, event.began_at_ms)
+            handle, times_ms = Handle(next(self._handles)), (event.exec_ms, event.began_at_ms)
+            self._take(BatchRan(event.slice_id, event.batch_id, handle, (), *times_ms))
         else:
             self._take(event)
 
@@ -125,12 +126,16 @@ class VirtualWorker:
                 self._know(frontends)
             case PushOutputs(frontend_id, message):
                 self._outputs.send(self._frontends[frontend_id], message)
-            case Execute(run, parts):
-                self._world.times_of_batch[run.batch_id].started_at_ms = now_ms
+            case Execute(run, parts, expires_at_ms):
                 job_parts = [JobPart(len(part.live_seqs), ()) for part in parts]
-                self._agent.devices.run(Job(run.slice_id, run.batch_id, run.model_id, job_parts), now_ms)
+                job = Job(run.slice_id, run.batch_id, run.model_id, job_parts, expires_at_ms)
+                self._agent.devices.run(job, now_ms)
+            case Recall(slice_id, batch_id):
+                self._agent.devices.recall(slice_id, batch_id, now_ms)
             case Abort(slice_id, batch_id):
-                self._agent.ran(slice_id, batch_id, 0)
+                began_at_ms = self._agent.devices.began_at_ms(slice_id, batch_id)
+                if began_at_ms is not None:
+                    self._agent.ran(slice_id, batch_id, 0, began_at_ms)
                 self._agent.devices.abort(slice_id, batch_id, now_ms)
             case LoadSlice(spec):
                 self._agent.load(self, spec)
@@ -226,8 +231,9 @@ class VirtualAgent:
         self._loading.pop((slice_id, model_id), None)
         self.devices.unload_model(slice_id, model_id)
 
-    def ran(self, slice_id: SliceId, batch_id: BatchId, size: int) -> None:
+    def ran(self, slice_id: SliceId, batch_id: BatchId, size: int, began_at_ms: float) -> None:
         """A batch of a worker ended."""
+        self._world.times_of_batch[batch_id].started_at_ms = began_at_ms
         self._world.ran(self._node, self._hosts[slice_id][1], batch_id, size)
 
     def ended(self, worker: VirtualWorker, exit_code: int) -> None:

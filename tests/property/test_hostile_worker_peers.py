@@ -35,9 +35,9 @@ from roles.gpu_worker.events import (
     LoadModel,
     LoadSlice,
     PushOutputs,
+    Recall,
     Release,
     SchedulerAnswers,
-    StageInputs,
     UnloadModel,
     UnloadSlice,
     WorkerAction,
@@ -46,6 +46,7 @@ from roles.gpu_worker.events import (
 from roles.gpu_worker.executors.base import Loaded, LoadFailed, ModelLoaded, RunAborted, RunFailed, Shrunk
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
+from tests.device_lines import DeviceLines
 from tests.hostile import TYPES, Hostile
 from tests.worker_builders import (
     BOOT,
@@ -89,7 +90,7 @@ class Anything:
         self._hostile = Hostile(draws, NAMES)
         self._heap: list[tuple[float, int, WorkerEvent]] = []
         self._order, self._handles = count(), count(1_000_000)
-        self._running: dict[SliceId, RunBatch] = {}
+        self._devices = DeviceLines(self._begin)
         self._models: dict[SliceId, set[ModelId]] = {}
         self._loaded: dict[SliceId, SliceSpec] = {}
         self._batches = count(10)
@@ -122,8 +123,8 @@ class Anything:
             )
         elif kind < 0.7:
             self.feed(draws.choice(self.right))
-        elif kind < 0.72 and self._running:
-            run = draws.choice(list(self._running.values()))
+        elif kind < 0.72 and (busy := [line for one in SLICES if (line := self._devices.of(SliceId(one)))]):
+            run = draws.choice(busy)[0].run
             self.feed(Shrunk(run.slice_id, run.model_id, draws.choice((1, 2))))
         else:
             self.wait(draws.choice((0.1, 2.0, 30.0, 300.0)))
@@ -161,10 +162,11 @@ class Anything:
 
     def _device(self, event: WorkerEvent) -> None:
         if isinstance(event, BatchRan | RunFailed):
-            running = self._running.get(event.slice_id)
-            if running is None or running.batch_id != event.batch_id:
+            line = self._devices.of(event.slice_id)
+            if not line or line[0].run.batch_id != event.batch_id:
                 return  # it was aborted
-            del self._running[event.slice_id]
+            for late in self._devices.end_first(event.slice_id, self.now_ms):
+                self._plan(0.0, late)
             if isinstance(event, BatchRan):
                 self.kept[event.outputs] += 1
         elif isinstance(event, Loaded | LoadFailed) and event.slice_id not in self._loaded:
@@ -183,7 +185,7 @@ class Anything:
                 replicas = tuple(ReplicaInfo(m.model_id, 4, (6.0, 7.0, 8.0, 9.0)) for m in spec.models)
                 self._plan(0.5, Loaded(spec.slice_id, replicas))
             case UnloadSlice(slice_id):
-                assert slice_id not in self._running
+                assert not self._devices.of(slice_id)
                 del self._loaded[slice_id]
             case LoadModel(spec, number):
                 (model,) = spec.models
@@ -193,22 +195,23 @@ class Anything:
                     self._models[spec.slice_id].add(model.model_id)
                 self._plan(5.0, ModelLoaded(spec.slice_id, number, replica if is_good else None, "no"))
             case UnloadModel(slice_id, model_id):
-                running = self._running.get(slice_id)
-                assert running is None or running.model_id != model_id
+                assert model_id not in [one.run.model_id for one in self._devices.of(slice_id)]
                 self._models[slice_id].discard(model_id)
             case Execute(run, parts):
                 assert run.model_id in self._models[run.slice_id]
                 assert run.slice_id in self._loaded
-                assert run.slice_id not in self._running, "one at a time"
                 assert all(self.kept[piece.payload] == 1 for piece in parts)
-                self._running[run.slice_id] = run
-                outputs = Handle(next(self._handles))
-                ends = BatchRan(run.slice_id, run.batch_id, outputs, (), 5.0)
-                fails = RunFailed(run.slice_id, run.batch_id, "no")
-                self._plan(5.0, ends if self._draws.random() < 0.9 else fails)
+                self._devices.give(action, self.now_ms)
+            case Recall(slice_id, batch_id):
+                self._give_back(slice_id, batch_id)
             case Abort(slice_id, batch_id) if self._draws.random() < 0.5:
-                assert self._running.pop(slice_id).batch_id == batch_id
-                self._plan(0.0, RunAborted(slice_id, batch_id))
+                line = self._devices.of(slice_id)
+                if line and line[0].run.batch_id == batch_id:
+                    self._plan(0.0, RunAborted(slice_id, batch_id))
+                    for late in self._devices.end_first(slice_id, self.now_ms):
+                        self._plan(0.0, late)
+                else:
+                    self._give_back(slice_id, batch_id)
             case Release(payloads):
                 for payload in payloads:
                     assert self.kept[payload] == 1, "released once"
@@ -219,8 +222,18 @@ class Anything:
                 self.rows += len(message.seqs)
             case End():
                 self.is_over = True
-            case Send(_, SliceReady()) | StageInputs() | _:
+            case Send(_, SliceReady()) | _:
                 pass
+
+    def _begin(self, execute: Execute, now_ms: float) -> None:
+        run, outputs = execute.run, Handle(next(self._handles))
+        ends = BatchRan(run.slice_id, run.batch_id, outputs, (), 5.0, now_ms)
+        fails = RunFailed(run.slice_id, run.batch_id, "no")
+        self._plan(5.0, ends if self._draws.random() < 0.9 else fails)
+
+    def _give_back(self, slice_id: SliceId, batch_id: BatchId) -> None:
+        for given_back in self._devices.recall(slice_id, batch_id):
+            self._plan(0.0, given_back)
 
     def _plan(self, in_ms: float, event: Any) -> None:
         heapq.heappush(self._heap, (self.now_ms + in_ms, next(self._order), event))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from fabric.ids import BatchId, SliceId
 from fabric.messages import Done, Part, PreemptBatch
-from roles.gpu_worker.events import Abort, BatchRan, Execute, InputsCame, WorkerEvent
+from roles.gpu_worker.events import Abort, BatchRan, Execute, InputsCame, Recall, WorkerEvent
 from roles.gpu_worker.executors.base import RunAborted, RunFailed
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from tests.references.start_rule import (
     ABORT_MS,
+    TOLERANCE_MS,
     Ended,
     EventHeard,
     InputsHeard,
@@ -29,13 +31,15 @@ HISTORIES = 400
 SLICES = ("node-0/gpu0/0", "node-0/gpu0/1")
 FRONTENDS = ("frontend-0", "frontend-1", "frontend-2")
 SAME_MS = 1e-6
+SHORTEST_MS = 0.5
+DEAF_MS = 0.9 * SHORTEST_MS
 
 
-def random_history(seed: int) -> list[tuple[EventHeard, float]]:
+def random_history(seed: int, rough: float = 0.5) -> list[tuple[EventHeard, float]]:
     """Events as a worker hears them, and how late each Run is by then. All at random floats: nothing ties."""
     rng = random.Random(seed)
     span_ms = rng.choice((30.0, 100.0, 400.0))
-    is_rough = rng.random() < 0.5  # inputs that are lost, late, wrong, large; batches that are preempted
+    is_rough = rng.random() < rough  # inputs that are lost, late, wrong, large; batches that are preempted
     history: list[tuple[EventHeard, float]] = []
     for number in range(rng.randint(1, 14)):
         slice_id = rng.choice(SLICES[: rng.choice((1, 2))])
@@ -58,7 +62,7 @@ def random_history(seed: int) -> list[tuple[EventHeard, float]]:
             sent_at_ms + latest_in_ms,
             sent_at_ms + expires_in_ms,
             parts,
-            rng.uniform(0.5, 20),
+            rng.uniform(SHORTEST_MS, 20),
             fails,
         )
         history.append((run, late_ms))
@@ -98,17 +102,36 @@ def wrong_inputs(rng: random.Random, right: InputsHeard) -> InputsHeard:
     )
 
 
-class Played:
-    """The same, heard by a worker's core that is woken when it asks to be, and at `ticks_at_ms` for nothing."""
+@dataclass
+class OnDevice:
+    """What a slice's device has: each with the rows it was given, its last use, and the moment at which it ends, once it has begun."""
 
-    def __init__(self, history: list[tuple[EventHeard, float]], ticks_at_ms: list[float]) -> None:
+    run: RunHeard
+    rows: tuple[tuple[str, tuple[int, ...]], ...]
+    expires_at_ms: float
+    ends_at_ms: float = 0.0
+    is_stopped: bool = False
+
+
+class Played:
+    """The same, heard by a worker's core that is woken when it asks to be, and at `ticks_at_ms` for nothing.
+
+    Its devices run what they are given one after the other. The core hears of an end up to `deaf_ms` late.
+    """
+
+    def __init__(
+        self, history: list[tuple[EventHeard, float]], ticks_at_ms: Sequence[float] = (), deaf_ms: float = 0.0
+    ) -> None:
         self.log: list[Started | Ended] = []
+        self.ahead = 0
+        """Batches that were given to a device that was not free."""
         self._core = serving_core(*map(slice_spec, SLICES))
         self._runs = {event.number: event for event, _ in history if isinstance(event, RunHeard)}
-        self._heap: list[tuple[float, int, WorkerEvent]] = []
+        self._heap: list[tuple[float, int, WorkerEvent | OnDevice]] = []
         self._order = count()
         self._sender: dict[Handle, str] = {}
-        self._ends_at_ms: dict[int, float] = {}  # of what runs
+        self._devices: dict[str, list[OnDevice]] = {slice_id: [] for slice_id in SLICES}
+        self._rng, self._deaf_ms = random.Random(str(deaf_ms)), deaf_ms
         for event, late_ms in history:
             message = heard(event, late_ms)
             if isinstance(message, InputsCame):
@@ -127,39 +150,67 @@ class Played:
                 self._hear(Tick(), now_ms)
             elif self._heap:
                 now_ms, _, event = heapq.heappop(self._heap)
-                self._hear(event, now_ms)
+                if not isinstance(event, OnDevice):
+                    self._hear(event, now_ms)
+                elif event.ends_at_ms == now_ms:  # else it was stopped before
+                    self._end(event, now_ms)
             else:
                 return self.log
 
-    def _plan(self, at_ms: float, event: WorkerEvent) -> None:
+    def _plan(self, at_ms: float, event: WorkerEvent | OnDevice) -> None:
         heapq.heappush(self._heap, (at_ms, next(self._order), event))
 
     def _hear(self, event: WorkerEvent, now_ms: float) -> None:
-        if isinstance(event, BatchRan | RunFailed | RunAborted):
-            if self._ends_at_ms.get(event.batch_id) != now_ms:
-                return  # it was stopped before
-            del self._ends_at_ms[event.batch_id]
         for action in self._core.handle(event, now_ms):
             match action:
-                case Execute(run, parts):
+                case Execute(run, parts, expires_at_ms):
                     rows = tuple((self._sender[one.payload], one.live_seqs) for one in parts)
-                    self.log.append(Started(now_ms, run.batch_id, rows))
-                    self._execute(self._runs[run.batch_id], now_ms)
-                case Abort(slice_id, batch_id) if now_ms + ABORT_MS < self._ends_at_ms[batch_id]:
-                    self._ends_at_ms[batch_id] = now_ms + ABORT_MS
-                    self._plan(now_ms + ABORT_MS, RunAborted(slice_id, batch_id))
+                    has = self._devices[run.slice_id]
+                    has.append(OnDevice(self._runs[run.batch_id], rows, expires_at_ms))
+                    if len(has) == 1:
+                        self._begin(has, now_ms)
+                    else:
+                        self.ahead += 1
+                case Abort(slice_id, batch_id) | Recall(slice_id, batch_id):
+                    self._take_back(slice_id, batch_id, now_ms, may_stop=isinstance(action, Abort))
                 case Send(_, Done() as done):
                     self.log.append(ended(done, now_ms))
                 case _:
                     pass
 
-    def _execute(self, run: RunHeard, now_ms: float) -> None:
-        slice_id, batch_id = SliceId(run.slice_id), BatchId(run.number)
-        self._ends_at_ms[batch_id] = ends_at_ms = now_ms + run.exec_ms
-        if run.fails:
-            self._plan(ends_at_ms, RunFailed(slice_id, batch_id, "it raised"))
+    def _begin(self, has: list[OnDevice], now_ms: float) -> None:
+        """The first of them, unless nobody wants it any more."""
+        while has and has[0].expires_at_ms <= now_ms:
+            self._plan(now_ms, RunAborted(SliceId(has[0].run.slice_id), BatchId(has.pop(0).run.number)))
+        if has:
+            first = has[0]
+            self.log.append(Started(now_ms, first.run.number, first.rows))
+            first.ends_at_ms = now_ms + first.run.exec_ms
+            self._plan(first.ends_at_ms, first)
+
+    def _end(self, one: OnDevice, now_ms: float) -> None:
+        slice_id, batch_id = SliceId(one.run.slice_id), BatchId(one.run.number)
+        self._devices[slice_id].remove(one)
+        event: WorkerEvent
+        if one.is_stopped:
+            event = RunAborted(slice_id, batch_id)
+        elif one.run.fails:
+            event = RunFailed(slice_id, batch_id, "it raised")
         else:
-            self._plan(ends_at_ms, BatchRan(slice_id, batch_id, Handle(10**6 + batch_id), (), run.exec_ms))
+            began_at_ms = now_ms - one.run.exec_ms
+            event = BatchRan(slice_id, batch_id, Handle(10**6 + batch_id), (), one.run.exec_ms, began_at_ms)
+        self._begin(self._devices[slice_id], now_ms)
+        self._plan(now_ms + self._rng.uniform(0.0, self._deaf_ms), event)
+
+    def _take_back(self, slice_id: str, batch_id: int, now_ms: float, *, may_stop: bool) -> None:
+        has = self._devices[slice_id]
+        for place, one in enumerate(has):
+            if one.run.number == batch_id and place:
+                has.remove(one)
+                self._plan(now_ms, RunAborted(SliceId(slice_id), BatchId(batch_id)))
+            elif one.run.number == batch_id and may_stop and now_ms + ABORT_MS < one.ends_at_ms:
+                one.ends_at_ms, one.is_stopped = now_ms + ABORT_MS, True
+                self._plan(one.ends_at_ms, one)
 
 
 def heard(event: EventHeard, late_ms: float) -> WorkerEvent:
@@ -228,8 +279,9 @@ def test_every_batch_starts_and_ends_as_the_rules_say() -> None:
         reference = StartRule()
         reference.play([event for event, _ in history])
         rng = random.Random(f"{seed}/ticks")
-        ours = Played(history, [rng.uniform(0, 500) for _ in range(rng.choice((0, 20)))]).play()
-        theirs = in_order(reference.log)
+        played = Played(history, [rng.uniform(0, 500) for _ in range(rng.choice((0, 20)))])
+        ours, theirs = played.play(), in_order(reference.log)
+        seen["handed over ahead"] += played.ahead
         wrong = [pair for pair in zip(theirs, in_order(ours), strict=False) if not same(*pair)]
         assert not wrong, f"history {seed}: reference {wrong[0][0]}, ours {wrong[0][1]}"
         assert len(theirs) == len(ours), f"history {seed}"
@@ -239,5 +291,99 @@ def test_every_batch_starts_and_ends_as_the_rules_say() -> None:
         )
     assert all(
         seen[what] >= 20
-        for what in ("started", "ok", "failed", "expired", "preempted", "ran with parts missing")
+        for what in (
+            "started",
+            "ok",
+            "failed",
+            "expired",
+            "preempted",
+            "ran with parts missing",
+            "handed over ahead",
+        )
     ), seen
+
+
+def test_a_device_that_ends_unheard_goes_on_at_once_with_what_may_start() -> None:
+    """The loop hears of ends late, but before the next one. No batch starts that may not, and the device waits only where nothing complete could go."""
+    gaps = 0
+    for seed in range(HISTORIES):
+        history = random_history(seed, rough=0.0)
+        log = Played(history, deaf_ms=DEAF_MS).play()
+        assert {one.number for one in log if isinstance(one, Ended)} == {
+            event.number for event, _ in history if isinstance(event, RunHeard)
+        }
+        for slice_id in SLICES:
+            gaps += look_at(Line([event for event, _ in history], log, slice_id))
+    assert gaps >= 200
+
+
+@dataclass
+class Line:
+    """What was heard for a slice, and what it did: who could have started at a moment."""
+
+    heard: list[EventHeard]
+    log: list[Started | Ended]
+    slice_id: str
+
+    def next(self, at_ms: float) -> RunHeard | None:
+        """By ADR 0020, of what had been heard by then and had not left the line."""
+        left = {
+            one.number
+            for one in self.log
+            if one.at_ms < at_ms or (isinstance(one, Ended) and one.at_ms == at_ms)
+        }
+        line = sorted(
+            (
+                run
+                for run in self.heard
+                if isinstance(run, RunHeard)
+                and run.slice_id == self.slice_id
+                and run.at_ms <= at_ms < run.expires_at_ms + TOLERANCE_MS
+                and run.number not in left
+                and not (self.is_complete(run, at_ms) and not self.live(run, at_ms))
+            ),
+            key=lambda run: (run.start_at_ms, run.number),
+        )
+        able = [
+            run
+            for run in line
+            if (self.is_complete(run, at_ms) and (run is line[0] or run.start_at_ms <= at_ms))
+            or (self.came(run, at_ms) and run.latest_at_ms <= at_ms)
+        ]
+        return able[0] if able else None
+
+    def came(self, run: RunHeard, at_ms: float) -> list[InputsHeard]:
+        """Its inputs."""
+        return [
+            one
+            for one in self.heard
+            if isinstance(one, InputsHeard) and one.number == run.number and one.at_ms <= at_ms
+        ]
+
+    def is_complete(self, run: RunHeard, at_ms: float) -> bool:
+        return len(self.came(run, at_ms)) == len(run.parts)
+
+    def live(self, run: RunHeard, at_ms: float) -> list[int]:
+        return [seq for one in self.came(run, at_ms) for seq in one.live]
+
+
+def look_at(line: Line) -> int:
+    """Each start against the rule at that moment; how many of them were at the very end of the run before."""
+    runs = {run.number: run for run in line.heard if isinstance(run, RunHeard)}
+    starts = [
+        one for one in line.log if isinstance(one, Started) and runs[one.number].slice_id == line.slice_id
+    ]
+    at_once, free_at_ms = 0, 0.0
+    for one in sorted(starts, key=lambda start: start.at_ms):
+        assert one.at_ms >= free_at_ms, "two at a time"
+        assert line.next(one.at_ms) is runs[one.number], f"{one} is not the next one"
+        if free_at_ms:
+            could_go = line.next(free_at_ms - SAME_MS)
+            if could_go is not None and line.is_complete(could_go, free_at_ms - SAME_MS):
+                assert one.at_ms == free_at_ms, f"{one} was handed over, and waited from {free_at_ms}"
+                at_once += 1
+        free_at_ms = one.at_ms + runs[one.number].exec_ms
+        (ended,) = (end for end in line.log if isinstance(end, Ended) and end.number == one.number)
+        waited_ms = ended.transfer_ms + ended.queue_ms
+        assert abs(waited_ms - (one.at_ms - runs[one.number].at_ms)) < SAME_MS, "as long as until its start"
+    return at_once

@@ -71,7 +71,8 @@ class Applications:
     def __init__(self, served: Sequence[ServedApplication], since_ms: float) -> None:
         self._served = {ModelId(one.plan.name): _Application(one) for one in served}
         self._since_ms = since_ms
-        self._events: deque[tuple[_Application, ApplicationEvent]] = deque()
+        self.events: deque[tuple[_Application, ApplicationEvent]] = deque()
+        """What `steps` has not looked at."""
         self._jobs: dict[int, tuple[_Application, Follow]] = {}
         self._made: dict[tuple[ModelId, int], deque[MadeInputs]] = {}
         self._job_numbers, self._kept_numbers = count(1), count(1)
@@ -112,14 +113,14 @@ class Applications:
         number = next(application.numbers)
         application.running[number] = _Running(number, request)
         application.number_of[request] = number
-        self._events.append((application, Entered(number, request.deadline_at_ms)))
+        self.events.append((application, Entered(number, request.deadline_at_ms)))
 
     def left(self, request: Request) -> None:
         """It has its answer, or nobody waits for one: what it has under way ends too."""
         application = self._served[request.model_id]
         number = application.number_of.get(request)
         if number is not None:
-            self._events.append((application, Abandoned(number)))
+            self.events.append((application, Abandoned(number)))
 
     def time_up(self, request: Request) -> bool:
         """Its deadline has come. Whether `steps` has its end: it may have been given one before."""
@@ -127,7 +128,7 @@ class Applications:
         number = application.number_of.get(request)
         if number is None:
             return False
-        self._events.append((application, TimeUp(number)))
+        self.events.append((application, TimeUp(number)))
         return True
 
     def keep(self, task: TaskId, specs: Sequence[TensorSpec], ledger: Ledger) -> Handle:
@@ -143,7 +144,7 @@ class Applications:
         waited_ms = max(0.0, ledger.total_ms - ledger.gpu_ms - ledger.return_ms)
         application.tally(task.number).note_answered(waited_ms, ledger.gpu_ms)
         waited_ms += ledger.return_ms  # to a rule the way back is a wait
-        self._events.append((application, TaskAnswered(task.number, waited_ms, ledger.gpu_ms)))
+        self.events.append((application, TaskAnswered(task.number, waited_ms, ledger.gpu_ms)))
         return known.kept
 
     def dropped(self, task: TaskId, code: str, reason: str, retry_after_ms: float | None) -> None:
@@ -151,7 +152,7 @@ class Applications:
         application = self._served[task.application]
         if application.task(task.number) is not None:
             application.tally(task.number).dropped += 1
-        self._events.append((application, TaskDropped(task.number, code, reason, retry_after_ms)))
+        self.events.append((application, TaskDropped(task.number, code, reason, retry_after_ms)))
 
     def made(
         self, job: int, made: Sequence[MadeInputs], models: Mapping[ModelId, ModelInfo], no_room: str
@@ -167,10 +168,10 @@ class Applications:
         if no_room and made:
             code, reason = "Overloaded", no_room
         if reason:
-            self._events.append((application, FollowFailed(number, code, reason)))
+            self.events.append((application, FollowFailed(number, code, reason)))
             return [Release(one.payload) for one in made]
         self._made[application.name, number] = deque(made)
-        self._events.append((application, Followed(number, len(made))))
+        self.events.append((application, Followed(number, len(made))))
         return []
 
     def not_made(self, job: int, code: str, reason: str) -> None:
@@ -179,14 +180,14 @@ class Applications:
         if known is not None:
             application, follow = known
             del application.running[follow.number].jobs[follow.follow]
-            self._events.append((application, FollowFailed(follow.follow, code, reason)))
+            self.events.append((application, FollowFailed(follow.follow, code, reason)))
 
     # ------------------------------------------------------------ what follows
 
     def steps(self, models: Mapping[ModelId, ModelInfo], now_ms: float) -> Iterator[Step]:
         """What to do for all that happened, in order. What happens as it is done comes in the same turn."""
-        while self._events:
-            application, event = self._events.popleft()
+        while self.events:
+            application, event = self.events.popleft()
             actions = application.core.handle(event, now_ms)
             yield from self._done(application, actions, models, now_ms)
             if isinstance(event, Abandoned):

@@ -1,8 +1,8 @@
 """What a worker expects of a device: load slices, run jobs, tell how it went.
 
 An executor never blocks its caller. `load` and `run` only hand work over; what came of it is taken as events,
-so an executor is a source of the driver (`roles/runtime/loop/driver.py`). One job at a time per slice is the core's promise; a
-pipeline gets the next one when its first stage is free, and what failed and is run apart whenever that is known.
+so an executor is a source of the driver (`roles/runtime/loop/driver.py`). It runs a slice's jobs one after the other, each as soon as
+the one before has ended (in a pipeline, has left the first stage); the core gives it one ahead, and what failed and is run apart whenever that is known.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Job:
     model_id: ModelId
     parts: Sequence[JobPart]
     expires_at_ms: float = math.inf
-    """Begun later it is of no use to anybody."""
+    """Begun from then on it is of no use to anybody."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,13 +101,14 @@ class ModelLoaded:
 
 @dataclass(slots=True, frozen=True)
 class JobRan:
-    """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time."""
+    """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time, `began_at_ms` when it began."""
 
     slice_id: SliceId
     batch_id: BatchId
     outputs: Sequence[NamedTensor]
     rejected: tuple[RejectedRow, ...]
     exec_ms: float
+    began_at_ms: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,7 +148,7 @@ class Shrunk:
 
 @dataclass(slots=True, frozen=True)
 class RunAborted:
-    """The batch was stopped because somebody asked."""
+    """The batch was stopped or had not begun when somebody asked for it back, or it was too late to begin."""
 
     slice_id: SliceId
     batch_id: BatchId
@@ -206,15 +207,18 @@ class Executor(Protocol):
         ...
 
     def run(self, job: Job, now_ms: float) -> None:
-        """Start a job: `JobRan`, `RunFailed` or `DeviceBroken` follows; on a pipeline, if its first stage can do it, `LeftFirstStage` before."""
+        """Start a job when those before it have ended: `JobRan`, `RunFailed` or `DeviceBroken` follows; on a pipeline, if its first stage can do it, `LeftFirstStage` before.
+
+        One that is not begun by its `expires_at_ms` is not begun at all: `RunAborted` follows.
+        """
         ...
 
-    def stage(self, job: Job) -> None:
-        """This batch is likely to run next: its inputs may be put in place while another one runs."""
+    def recall(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        """Give back a job that has not begun: `RunAborted` follows; one that has runs on."""
         ...
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
-        """Stop a job if the device can: `RunAborted` follows; a device that cannot lets it run on."""
+        """The same, and stop what runs if the device can; a device that cannot lets it run on."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ A pipeline is emulated as the simulator plays it: a stage runs one batch at a ti
 moments of a batch are known when it starts.
 
 No thread sleeps. A running batch is a moment in a heap, so one process emulates as many slices as its loop can
-serve, and the driver's own sleep is the device.
+serve, and the driver's own sleep is the device. What waits behind a batch begins at that moment, even if the loop is late.
 """
 
 from __future__ import annotations
@@ -49,20 +49,32 @@ class _Running:
     job: Job = field(compare=False)
     batch_size: int = field(compare=False)
     exec_ms: float = field(compare=False)
-    is_first_stage: bool = field(compare=False, default=False)
-    """Not its end: that of a pipeline's first stage."""
+    began_at_ms: float = field(compare=False)
+    stage: int = field(compare=False)
+    stages: int = field(compare=False)
+    """Of how many it is the end of one."""
+
+
+@dataclass(slots=True)
+class _Slice:
+    """Run times by model, `stages_ms` of a pipeline's; when each of its GPUs is free; jobs that wait for the first one."""
+
+    exec_ms: dict[ModelId, tuple[float, ...]]
+    stages_ms: dict[ModelId, tuple[tuple[float, ...], ...]]
+    free_at_ms: list[float]
+    waiting: deque[Job] = field(default_factory=deque)
+
+    @property
+    def is_pipeline(self) -> bool:
+        return len(self.free_at_ms) > 1
 
 
 class EmulatedExecutor:
     """Any number of emulated slices; each runs one batch at a time."""
 
     def __init__(self) -> None:
-        self._exec_ms: dict[SliceId, dict[ModelId, tuple[float, ...]]] = {}
-        self._stages_ms: dict[SliceId, dict[ModelId, tuple[tuple[float, ...], ...]]] = {}
-        """Of pipelines."""
+        self._slices: dict[SliceId, _Slice] = {}
         self._colocated = ColocatedSlices()
-        self._free_at_ms: dict[SliceId, list[float]] = {}
-        """Of each of its GPUs."""
         self._running: list[_Running] = []
         self._ready: deque[ExecutorEvent] = deque()
         self._input = np.empty(0, np.uint8)
@@ -83,18 +95,19 @@ class EmulatedExecutor:
         except ProfileError as error:
             self._ready.append(LoadFailed(spec.slice_id, str(error)))
             return
-        self._exec_ms[spec.slice_id] = {model.model_id: model.exec_ms for model in spec.models}
-        if spec.is_pipeline:
-            self._stages_ms[spec.slice_id] = {model.model_id: model.stages_ms for model in spec.models}
-        self._free_at_ms[spec.slice_id] = [0.0] * spec.stages
+        self._slices[spec.slice_id] = _Slice(
+            {model.model_id: model.exec_ms for model in spec.models},
+            {model.model_id: model.stages_ms for model in spec.models},
+            [0.0] * spec.stages,
+        )
         self._ready.append(loaded(spec, replicas, left_out))
 
     def unload(self, slice_id: SliceId) -> None:
-        """Forget it; one that failed to load was never kept."""
+        """Forget it, with all that it has; one that failed to load was never kept."""
         self._colocated.remove(slice_id)
-        self._exec_ms.pop(slice_id, None)
-        self._stages_ms.pop(slice_id, None)
-        self._free_at_ms.pop(slice_id, None)
+        self._slices.pop(slice_id, None)
+        self._running = [one for one in self._running if one.job.slice_id != slice_id]
+        heapq.heapify(self._running)
 
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """Ready at once, as a slice is."""
@@ -108,44 +121,78 @@ class EmulatedExecutor:
         if problem:
             self._ready.append(ModelLoaded(slice_id, number, None, problem))
             return
-        self._exec_ms[slice_id][model.model_id] = model.exec_ms
-        if spec.is_pipeline:
-            self._stages_ms[slice_id][model.model_id] = model.stages_ms
+        self._slices[slice_id].exec_ms[model.model_id] = model.exec_ms
+        self._slices[slice_id].stages_ms[model.model_id] = model.stages_ms
         self._ready.append(ModelLoaded(slice_id, number, _replica(model)))
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """Forget it; one that failed to load was never kept."""
         self._colocated.narrow(slice_id, model_id)
-        self._exec_ms[slice_id].pop(model_id, None)
-        self._stages_ms.get(slice_id, {}).pop(model_id, None)
+        self._slices[slice_id].exec_ms.pop(model_id, None)
+        self._slices[slice_id].stages_ms.pop(model_id, None)
 
     def run(self, job: Job, now_ms: float) -> None:
         """Busy until now + l(b), or l(b) after what the slice runs already."""
-        batch_size = sum(part.count for part in job.parts)
-        exec_ms = self._exec_ms[job.slice_id][job.model_id]
-        if batch_size > len(exec_ms):
-            reason = f"a batch of {batch_size} is over the model's largest, {len(exec_ms)}"
+        self._go_on(now_ms)
+        slice_ = self._slices[job.slice_id]
+        batch_size, largest = _size(job), len(slice_.exec_ms[job.model_id])
+        if batch_size > largest:
+            reason = f"a batch of {batch_size} is over the model's largest, {largest}"
             self._ready.append(RunFailed(job.slice_id, job.batch_id, reason))
             return
         self._copy_inputs(job)
-        free_at_ms = self._free_at_ms[job.slice_id]
-        if job.slice_id in self._stages_ms:
-            tables = self._stages_ms[job.slice_id][job.model_id]
-            times_ms = [table[batch_size - 1] for table in tables]
+        if slice_.waiting or slice_.free_at_ms[0] > now_ms:
+            slice_.waiting.append(job)
         else:
-            times_ms = [exec_ms[batch_size - 1] * self.slowdown(job, batch_size, now_ms)]
-        took_ms, at_ms = sum(times_ms), now_ms
-        for stage, stage_ms in enumerate(times_ms):
-            at_ms = free_at_ms[stage] = max(at_ms, free_at_ms[stage]) + stage_ms
-            if stage == 0 and len(times_ms) > 1:
-                self._end_at(at_ms, job, batch_size, took_ms, is_first_stage=True)
-        self._end_at(at_ms, job, batch_size, took_ms)
+            self._begin(job, now_ms)
 
-    def _end_at(
-        self, at_ms: float, job: Job, batch_size: int, took_ms: float, *, is_first_stage: bool = False
-    ) -> None:
-        running = _Running(at_ms, next(self._order), job, batch_size, took_ms, is_first_stage)
-        heapq.heappush(self._running, running)
+    def _begin(self, job: Job, now_ms: float) -> None:
+        slice_, batch_size = self._slices[job.slice_id], _size(job)
+        if slice_.is_pipeline:
+            times_ms = [table[batch_size - 1] for table in slice_.stages_ms[job.model_id]]
+        else:
+            alone_ms = slice_.exec_ms[job.model_id][batch_size - 1]
+            times_ms = [alone_ms * self.slowdown(job, batch_size, now_ms)]
+        at_ms, stages = now_ms, len(times_ms)
+        for stage, stage_ms in enumerate(times_ms):
+            at_ms = slice_.free_at_ms[stage] = max(at_ms, slice_.free_at_ms[stage]) + stage_ms
+            if stage in (0, stages - 1):
+                running = _Running(
+                    at_ms, next(self._order), job, batch_size, sum(times_ms), now_ms, stage, stages
+                )
+                heapq.heappush(self._running, running)
+
+    def _begin_next(self, slice_id: SliceId, now_ms: float) -> None:
+        """What waits for the slice that has just become free."""
+        waiting = self._slices[slice_id].waiting
+        while waiting:
+            job = waiting.popleft()
+            if now_ms < job.expires_at_ms:
+                self._begin(job, now_ms)
+                return
+            self._ready.append(RunAborted(slice_id, job.batch_id))
+
+    def _go_on(self, now_ms: float) -> None:
+        """What ended before now, and what began when it did, however late somebody asks."""
+        while self._running and self._running[0].finish_at_ms < now_ms:
+            self._end(heapq.heappop(self._running))
+
+    def _end(self, ended: _Running) -> None:
+        slice_id, batch_id = ended.job.slice_id, ended.job.batch_id
+        if ended.stage == ended.stages - 1:
+            output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
+            self._ready.append(JobRan(slice_id, batch_id, [output], (), ended.exec_ms, ended.began_at_ms))
+        else:
+            self._ready.append(LeftFirstStage(slice_id, batch_id))
+        if ended.stage == 0:
+            self._begin_next(slice_id, ended.finish_at_ms)
+
+    def began_at_ms(self, slice_id: SliceId, batch_id: BatchId) -> float | None:
+        """Of a batch that runs."""
+        for running in self._running:
+            if (running.job.slice_id, running.job.batch_id) == (slice_id, batch_id):
+                return running.began_at_ms
+        return None
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
         """By what runs beside it."""
@@ -161,19 +208,27 @@ class EmulatedExecutor:
                     self._input = np.empty(size, np.uint8)
                 self._input[:size] = tensor.array.reshape(-1).view(np.uint8)
 
-    def stage(self, job: Job) -> None:
-        """There is nowhere to put anything."""
+    def recall(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        """At the very moment at which it would begin, too."""
+        self._go_on(now_ms)
+        waiting = self._slices[slice_id].waiting
+        for place, job in enumerate(waiting):
+            if job.batch_id == batch_id:
+                del waiting[place]
+                self._ready.append(RunAborted(slice_id, batch_id))
+                return
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
-        """Wake up early; in a pipeline what has begun goes through."""
-        if slice_id in self._stages_ms:
-            return
-        for running in self._running:
+        """What runs wakes up early; in a pipeline what has begun goes through."""
+        self.recall(slice_id, batch_id, now_ms)
+        slice_ = self._slices[slice_id]
+        for running in () if slice_.is_pipeline else self._running:
             if (running.job.slice_id, running.job.batch_id) == (slice_id, batch_id):
                 self._running.remove(running)
                 heapq.heapify(self._running)
-                self._free_at_ms[slice_id] = [now_ms]
+                slice_.free_at_ms = [now_ms]
                 self._ready.append(RunAborted(slice_id, batch_id))
+                self._begin_next(slice_id, now_ms)
                 return
 
     def close(self) -> None:
@@ -185,7 +240,7 @@ class EmulatedExecutor:
 
     @property
     def has_more(self) -> bool:
-        """Whether a load or an abort has ended."""
+        """Whether something has ended."""
         return bool(self._ready)
 
     @property
@@ -195,17 +250,14 @@ class EmulatedExecutor:
 
     def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:
         """Ended loads and aborts, and batches whose moment has come."""
-        events: list[ExecutorEvent] = []
-        while self._ready and len(events) < limit:
-            events.append(self._ready.popleft())
-        while self._running and self._running[0].finish_at_ms <= now_ms and len(events) < limit:
-            ended = heapq.heappop(self._running)
-            if ended.is_first_stage:
-                events.append(LeftFirstStage(ended.job.slice_id, ended.job.batch_id))
-                continue
-            output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
-            events.append(JobRan(ended.job.slice_id, ended.job.batch_id, [output], (), ended.exec_ms))
-        return events
+        self._go_on(now_ms)
+        while len(self._ready) < limit and self._running and self._running[0].finish_at_ms <= now_ms:
+            self._end(heapq.heappop(self._running))
+        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+
+
+def _size(job: Job) -> int:
+    return sum([part.count for part in job.parts])
 
 
 def _problem(model: ModelSpec, stages: int) -> str:

@@ -1,6 +1,7 @@
 """Runs a device that blocks on a thread of its own.
 
-The thread takes work from a bounded queue and leaves what came of it in a mailbox. Users' code runs on it:
+The thread takes work from a bounded queue and leaves what came of it in a mailbox. It takes the next job without waiting
+for anybody to hear of the last one; what has not been taken can be recalled. Users' code runs on it:
 whatever that raises ends a load or a batch, never the thread. Even the device's own module is imported there, as
 torch takes seconds to import. Only a model that comes to a slice that serves is loaded on a thread of its own; where
 no batch waits, the device's thread warms it up, a run at a time.
@@ -26,13 +27,14 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     LoadFailed,
     ModelLoaded,
+    RunAborted,
     RunFailed,
     Shrunk,
     loaded,
 )
 from roles.runtime.loop.mailbox import Mailbox
 
-QUEUE_MAX = 1_024  # the core gives one job and one load per slice: this is never reached in order
+QUEUE_MAX = 1_024  # the core gives two jobs and one load per slice: this is never reached in order
 STAGED_MAX = 2  # one in the making, one behind it; a batch that is not staged is assembled when it runs
 CLOSE_WITHIN_S = 1.0
 REASON_CHARS_MAX = 1_000  # an exception's text can be a page
@@ -118,11 +120,13 @@ _Work = SliceSpec | Job | _Unload | _UnloadModel | _SideLoad | _Prepare | _Close
 
 
 class ThreadExecutor(Mailbox[ExecutorEvent]):
-    """An executor over a blocking device; `make_device` is called on the thread, before the first load."""
+    """An executor over a blocking device; `make_device` is called on the thread, before the first load. `now_ms`: the clock of jobs."""
 
-    def __init__(self, make_device: Callable[[], BlockingDevice]) -> None:
+    def __init__(self, make_device: Callable[[], BlockingDevice], now_ms: Callable[[], float]) -> None:
         super().__init__()
         self._make_device = make_device
+        self._now_ms = now_ms
+        self._is_busy = False  # the thread runs a job
         self._work: queue.Queue[_Work] = queue.Queue(QUEUE_MAX)
         self._device: BlockingDevice | None = None  # the thread's own
         self._ahead: queue.Queue[Job | _Close] = queue.Queue(STAGED_MAX)
@@ -162,16 +166,29 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         self._put(_UnloadModel(slice_id, model_id))
 
     def run(self, job: Job, now_ms: float) -> None:  # noqa: ARG002  an Executor's signature
-        """After what was asked before."""
+        """After what was asked before. While another one runs, its inputs are put in place by a thread of its own, unless that is behind."""
         self._put(job)
+        if self._is_busy:
+            with contextlib.suppress(queue.Full):
+                self._ahead.put_nowait(job)
 
-    def stage(self, job: Job) -> None:
-        """On a thread of its own, while the device's waits for what runs; skipped where that is behind."""
-        with contextlib.suppress(queue.Full):
-            self._ahead.put_nowait(job)
+    def recall(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:  # noqa: ARG002  an Executor's signature
+        """Only what the thread has not taken."""
+        with self._work.mutex:
+            works = self._work.queue
+            places = [
+                place
+                for place, work in enumerate(works)
+                if isinstance(work, Job) and (work.slice_id, work.batch_id) == (slice_id, batch_id)
+            ]
+            for place in places:
+                del works[place]
+        if places:
+            self.post(RunAborted(slice_id, batch_id))
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """A kernel that was launched cannot be called back."""
+        self.recall(slice_id, batch_id, now_ms)
 
     def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
         """End the thread if it ends in time, else leave it to the end of the process."""
@@ -242,7 +259,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                 case SliceSpec():
                     return [self._load(work, self._device)]
                 case Job():
-                    return [self._device.run(work)]
+                    return [self._run(work, self._device)]
                 case _Unload(slice_id=slice_id):
                     self._device.unload(slice_id)
                 case _UnloadModel(slice_id, model_id):
@@ -254,6 +271,15 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                 self._end_load(work)
             return self._errors(work, error)
         return []
+
+    def _run(self, job: Job, device: BlockingDevice) -> ExecutorEvent:
+        if self._now_ms() >= job.expires_at_ms:
+            return RunAborted(job.slice_id, job.batch_id)
+        self._is_busy = True
+        try:
+            return device.run(job)
+        finally:
+            self._is_busy = False
 
     def _warm(self, load: _SideLoad) -> list[ExecutorEvent]:
         """One step."""

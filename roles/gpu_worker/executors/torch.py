@@ -99,9 +99,8 @@ class TorchDevice:
         model = self._hosted[job.slice_id][job.model_id]
         began_ms = self._clock.now_ms()
         outputs, rejected = model.run_parts(job.parts)
-        return JobRan(
-            job.slice_id, job.batch_id, outputs, tuple(rejected), exec_ms=self._clock.now_ms() - began_ms
-        )
+        took_ms = self._clock.now_ms() - began_ms
+        return JobRan(job.slice_id, job.batch_id, outputs, tuple(rejected), took_ms, began_ms)
 
     def stage(self, job: Job) -> None:
         """Put a batch's inputs in place while another one runs; one whose slice has just gone is left alone."""

@@ -42,6 +42,7 @@ from roles.gpu_worker.executors.base import (
     ModelLoaded,
     Part,
     RejectedRow,
+    RunAborted,
     RunExpired,
     RunFailed,
     Shrunk,
@@ -65,6 +66,7 @@ class _Load:
 class _UnderWay:
     job: Job
     rejected: tuple[RejectedRow, ...] = ()
+    began_at_ms: float = 0.0
 
 
 class PipelineExecutor:
@@ -154,13 +156,15 @@ class PipelineExecutor:
             self._under_way[job.batch_id] = _UnderWay(job)
         self._first.run(job, now_ms)
 
-    def stage(self, job: Job) -> None:
-        """Of the first stage."""
-        self._first.stage(job)
+    def recall(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        """From the first stage, which has what has not begun."""
+        self._first.recall(slice_id, batch_id, now_ms)
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         """Only what one GPU runs could be stopped."""
-        if not self._is_pipeline(slice_id):
+        if self._is_pipeline(slice_id):
+            self._first.recall(slice_id, batch_id, now_ms)
+        else:
             self._first.abort(slice_id, batch_id, now_ms)
 
     def close(self) -> None:
@@ -218,7 +222,7 @@ class PipelineExecutor:
                 return self._load_others(event.slice_id, event.replica, event.number)
             case JobRan():
                 return self._left_first(event)
-            case RunFailed(_, batch_id):
+            case RunFailed(batch_id=batch_id) | RunAborted(batch_id=batch_id):
                 self._under_way.pop(batch_id, None)
                 return [event]
             case _:
@@ -226,7 +230,7 @@ class PipelineExecutor:
 
     def _left_first(self, ran: JobRan) -> list[ExecutorEvent]:
         under_way = self._under_way[ran.batch_id]
-        under_way.rejected = ran.rejected
+        under_way.rejected, under_way.began_at_ms = ran.rejected, ran.began_at_ms
         if not ran.outputs:  # none of the rows fits
             del self._under_way[ran.batch_id]
             return [ran]
@@ -275,8 +279,16 @@ class PipelineExecutor:
                 under_way = self._under_way.pop(message.batch_id, None)
                 if under_way is None:
                     return []
-                rejected = under_way.rejected
-                return [JobRan(message.slice_id, message.batch_id, said.tensors, rejected, message.exec_ms)]
+                return [
+                    JobRan(
+                        message.slice_id,
+                        message.batch_id,
+                        said.tensors,
+                        under_way.rejected,
+                        message.exec_ms,
+                        under_way.began_at_ms,
+                    )
+                ]
             case StageFailed() as message:
                 return self._stage_failed(message)
             case _:

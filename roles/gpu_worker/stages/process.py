@@ -90,7 +90,7 @@ class StageShell:
         self._push.know(NEXT, ONE_START, [addresses[(stage + 1) % len(addresses)]])
         self._parts: dict[tuple[SliceId, ModelId], Part] = {}
         self._payloads = Payloads(sys.maxsize)
-        self._thread = ThreadExecutor(self._make_device)
+        self._thread = ThreadExecutor(self._make_device, self._clock.now_ms)
         self._thread.prepare()  # while the worker still loads, and finds where to cut
         self.role = Role[StageEvent, StageAction](
             StageCore(stage),
@@ -125,7 +125,9 @@ class StageShell:
             case JobRan():
                 handle = self._payloads.put(event.outputs)
                 assert handle is not None, "as above"
-                return BatchRan(event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms)
+                return BatchRan(
+                    event.slice_id, event.batch_id, handle, event.rejected, event.exec_ms, event.began_at_ms
+                )
             case Loaded():
                 gc.collect()  # what stays is not walked any more
                 gc.freeze()

@@ -220,8 +220,8 @@ class Monitor:
             elif isinstance(message, Inputs):
                 self._inputs_sent_at_ms.setdefault(message.batch_id, sent_at_ms)
 
-    def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float]) -> None:
-        """A device starts a batch with those inputs."""
+    def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float], began_at_ms: float) -> None:
+        """A device starts a batch with those inputs, or did so at that moment of its process's clock."""
         epoch, obeyed = self._commands[job.batch_id]
         if epoch != obeyed:
             raise Violated(f"{worker.place} obeys epoch {epoch}, and was told {obeyed}")
@@ -237,7 +237,8 @@ class Monitor:
         asked = [(self._asked[request], place) for request, place in map(request_of, values)]
         for one, place in asked:
             self._run(one, place, job)
-        late_ms = self._world.now_ms - max(one.asked_at_ms + one.budget_ms for one, _ in asked)
+        start_at_ms = self._world.now_ms - (worker.now_ms() - began_at_ms)
+        late_ms = start_at_ms - max(one.asked_at_ms + one.budget_ms for one, _ in asked)
         if late_ms > LATE_START_MS and self._world.are_clocks_sure:
             raise Violated(f"{job.slice_id} starts {values} {late_ms:.1f} ms after their deadlines")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -82,12 +83,11 @@ class VirtualDevices(EmulatedExecutor):
         left = tuple(model for model in hosted.models if model.model_id != model_id)
         self.specs[slice_id] = replaced(hosted, models=left)
 
-    def run(self, job: Job, now_ms: float) -> None:
-        monitor = self._process.world.monitor
+    def _begin(self, job: Job, now_ms: float) -> None:
         values = values_of(job)
-        monitor.runs(self._process, job, values)
+        self._process.world.monitor.runs(self._process, job, values, now_ms)
         self._outputs[job.batch_id] = [output_of(value, job.model_id) for value in values]
-        super().run(job, now_ms)
+        super()._begin(job, now_ms)
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
         return super().slowdown(job, batch_size, now_ms) * self._process.host.slower
@@ -118,6 +118,4 @@ class VirtualDevices(EmulatedExecutor):
         if not isinstance(event, JobRan):
             return event
         rows = np.array(self._outputs.pop(event.batch_id), np.float32).reshape(-1, 1)
-        return JobRan(
-            event.slice_id, event.batch_id, [NamedTensor("output", rows)], event.rejected, event.exec_ms
-        )
+        return replace(event, outputs=[NamedTensor("output", rows)])

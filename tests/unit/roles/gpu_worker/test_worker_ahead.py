@@ -1,19 +1,24 @@
-"""The worker tells its device what comes next, and the scheduler what it can no longer do."""
+"""The worker hands its device what comes next, and tells the scheduler what it can no longer do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fabric.ids import BatchId, ModelId
-from fabric.messages import SliceReady
+from fabric.messages import BatchFailed, Done, PreemptBatch, SliceReady, Stop
+from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import WorkerCore
-from roles.gpu_worker.events import Execute, StageInputs
-from roles.gpu_worker.executors.base import RunAborted, Shrunk
-from roles.runtime.core import SCHEDULER, Send, Tick
+from roles.gpu_worker.events import Abort, BatchRan, End, Execute, PushOutputs, Recall, WorkerAction
+from roles.gpu_worker.executors.base import DeviceBroken, RunAborted, RunFailed, Shrunk
+from roles.gpu_worker.peer_checks import AGENT
+from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from tests.worker_builders import (
     MODEL,
     SLICE,
     actions_of,
     inputs,
     model_spec,
+    part,
     run_batch,
     sent,
     serving_core,
@@ -26,42 +31,176 @@ def cpu_core() -> WorkerCore:
 
 
 def grant(
-    core: WorkerCore, batch_id: int, at_ms: float, start_in_ms: float = 0.0
-) -> list[StageInputs | Execute]:
-    actions = [
-        *core.handle(run_batch(batch_id=batch_id, start_in_ms=start_in_ms, latest_in_ms=50.0), at_ms),
-        *core.handle(inputs(0, 1, batch_id=batch_id), at_ms),
-    ]
-    return [action for action in actions if isinstance(action, StageInputs | Execute)]
+    core: WorkerCore,
+    batch_id: int,
+    at_ms: float,
+    start_in_ms: float = 0.0,
+    expires_in_ms: float = 50.0,
+) -> list[Execute | Recall]:
+    """A batch with its inputs."""
+    run = run_batch(
+        batch_id=batch_id, start_in_ms=start_in_ms, latest_in_ms=expires_in_ms, expires_in_ms=expires_in_ms
+    )
+    actions = [*core.handle(run, at_ms), *core.handle(inputs(0, 1, batch_id=batch_id), at_ms)]
+    return of_device(actions)
 
 
-def test_the_next_complete_batch_is_staged_once_while_another_runs() -> None:
-    core = cpu_core()
-    assert [type(action) for action in grant(core, 1, 0.0)] == [Execute]
-    (staged,) = grant(core, 2, 1.0)
-    assert isinstance(staged, StageInputs)
-    assert staged.run.batch_id == 2
-    assert [part.live_seqs for part in staged.parts] == [(0, 1)]
-    assert grant(core, 3, 2.0) == []  # second in line: its turn comes
-    actions = core.handle(RunAborted(SLICE, BatchId(1)), 5.0)
-    assert [action.run.batch_id for action in actions_of(Execute, actions)] == [2]
-    assert [action.run.batch_id for action in actions_of(StageInputs, actions)] == [3]
+def of_device(actions: Sequence[WorkerAction]) -> list[Execute | Recall]:
+    return [action for action in actions if isinstance(action, Execute | Recall)]
 
 
-def test_nothing_is_staged_while_the_device_is_free_or_only_emulated() -> None:
-    core = cpu_core()
-    core.handle(run_batch(batch_id=1, start_in_ms=1.0, latest_in_ms=50.0), 0.0)
-    core.handle(run_batch(batch_id=2, start_in_ms=10.0, latest_in_ms=50.0), 0.0)
-    assert core.handle(inputs(0, batch_id=2), 0.0) == []  # the device waits for the first in line
-    assert len(actions_of(Execute, core.handle(Tick(), 10.0))) == 1
-    emulated = serving_core()
-    assert [type(action) for action in [*grant(emulated, 1, 0.0), *grant(emulated, 2, 0.0)]] == [Execute]
+def numbers(actions: Sequence[WorkerAction]) -> list[int]:
+    """The batches that go to the device."""
+    return [int(action.run.batch_id) for action in actions_of(Execute, actions)]
 
 
-def test_a_batch_that_lacks_inputs_is_not_staged() -> None:
-    core = cpu_core()
+def ran(batch_id: int, began_at_ms: float) -> BatchRan:
+    return BatchRan(SLICE, BatchId(batch_id), Handle(77), (), 7.0, began_at_ms)
+
+
+def test_the_next_batch_is_handed_over_while_another_one_runs_and_begins_unheard() -> None:
+    core = serving_core()
+    assert numbers(grant(core, 1, 0.0)) == [1]
+    (ahead,) = grant(core, 2, 1.0)
+    assert isinstance(ahead, Execute)
+    assert (ahead.run.batch_id, ahead.expires_at_ms) == (2, 51.0 + LATE_TOLERANCE_MS)
+    assert grant(core, 3, 2.0) == []  # one is enough
+    actions = core.handle(ran(1, 0.0), 7.5)
+    assert numbers(actions) == [3]
+    actions = core.handle(ran(2, 7.0), 14.4)
+    (done,) = sent(Done, actions)
+    assert (done.batch_id, done.queue_ms, done.exec_ms) == (2, 6.0, 7.0)  # complete at 1, begun at 7
+
+
+def test_a_batch_that_lacks_inputs_is_not_handed_over() -> None:
+    core = serving_core()
     grant(core, 1, 0.0)
-    assert actions_of(StageInputs, core.handle(run_batch(batch_id=2, latest_in_ms=50.0), 1.0)) == []
+    two = run_batch(part((0, 1)), part((0, 1), frontend_id="frontend-1"), batch_id=2, latest_in_ms=1.0)
+    core.handle(two, 1.0)
+    assert of_device(core.handle(inputs(0, batch_id=2), 1.0)) == []
+    assert of_device(core.handle(Tick(), 2.0)) == []  # its latest start has come, but the device is busy
+    assert core.wake_at_ms == 2.0 + LATE_TOLERANCE_MS
+    (execute,) = of_device(core.handle(inputs(0, batch_id=2, number=1, frontend_id="frontend-1"), 2.5))
+    assert isinstance(execute, Execute)
+    assert len(execute.parts) == 2
+
+
+def test_one_that_comes_before_it_takes_its_place() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    assert numbers(grant(core, 2, 1.0, start_in_ms=20.0)) == [2]
+    assert grant(core, 3, 2.0, start_in_ms=10.0) == [Recall(SLICE, BatchId(2))]
+    assert of_device(core.handle(Tick(), 2.5)) == [], "it was asked once"
+    actions = core.handle(RunAborted(SLICE, BatchId(2)), 3.0)
+    assert numbers(actions) == [3]
+    assert numbers(core.handle(ran(1, 0.0), 7.0)) == [2], "it is the first in line again"
+
+
+def test_a_recall_that_comes_too_late_changes_nothing() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 1.0, start_in_ms=20.0)
+    assert grant(core, 3, 6.99, start_in_ms=10.0) == [Recall(SLICE, BatchId(2))]
+    actions = core.handle(ran(1, 0.0), 7.1)
+    assert numbers(actions) == [3]
+    (done,) = sent(Done, core.handle(ran(2, 7.0), 14.0))
+    assert (done.batch_id, done.status) == (2, "ok")
+    (done,) = sent(Done, core.handle(ran(3, 14.0), 21.0))
+    assert (done.batch_id, done.status) == (3, "ok")
+
+
+def test_what_expires_before_it_begins_goes_back_whole() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 0.0, expires_in_ms=4.0)
+    expires_at_ms = 4.0 + LATE_TOLERANCE_MS
+    assert core.wake_at_ms == expires_at_ms
+    assert of_device(core.handle(Tick(), expires_at_ms)) == [Recall(SLICE, BatchId(2))]
+    assert core.wake_at_ms is not None
+    assert core.wake_at_ms > expires_at_ms
+    (done,) = sent(Done, core.handle(RunAborted(SLICE, BatchId(2)), expires_at_ms))
+    assert (done.status, done.ran, done.missing) == ("expired", 0, (part((0, 2)),))
+
+
+def test_what_the_device_found_too_late_goes_back_whole() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 0.0, expires_in_ms=4.0)
+    core.handle(ran(1, 0.0), 7.0)  # the loop has slept
+    (done,) = sent(Done, core.handle(RunAborted(SLICE, BatchId(2)), 7.0))
+    assert (done.batch_id, done.status, done.missing) == (2, "expired", (part((0, 2)),))
+    assert numbers(grant(core, 3, 8.0)) == [3]
+
+
+def test_the_scheduler_stops_what_was_handed_over_whether_it_has_begun_or_not() -> None:
+    for heard_first in ([], [ran(1, 0.0)]):
+        core = serving_core()
+        grant(core, 1, 0.0)
+        grant(core, 2, 1.0)
+        for event in heard_first:
+            core.handle(event, 7.0)
+        assert core.handle(Heard(SCHEDULER, PreemptBatch(BatchId(2), SLICE)), 7.5) == [
+            Abort(SLICE, BatchId(2))
+        ]
+        (done,) = sent(Done, core.handle(RunAborted(SLICE, BatchId(2)), 7.5))
+        assert (done.batch_id, done.status, done.missing) == (2, "preempted", ())
+
+
+def test_one_that_is_called_back_and_then_stopped_is_not_run_again() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 1.0, start_in_ms=20.0)
+    grant(core, 3, 2.0, start_in_ms=10.0)
+    core.handle(Heard(SCHEDULER, PreemptBatch(BatchId(2), SLICE)), 2.0)
+    actions = core.handle(RunAborted(SLICE, BatchId(2)), 2.0)
+    assert [done.status for done in sent(Done, actions)] == ["preempted"]
+    assert numbers(actions) == [3]
+
+
+def test_a_worker_that_stops_takes_back_what_has_not_begun() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 1.0)
+    actions = core.handle(Heard(AGENT, Stop(100.0)), 2.0)
+    assert of_device(actions) == [Recall(SLICE, BatchId(2))]
+    (done,) = sent(Done, core.handle(RunAborted(SLICE, BatchId(2)), 2.0))
+    assert (done.batch_id, done.status) == (2, "expired")
+    assert actions_of(End, core.handle(ran(1, 0.0), 7.0)) == [End(0, "stopped")]
+
+
+def test_a_device_that_breaks_has_failed_what_ran_and_not_what_was_to_come() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 1.0)
+    actions = core.handle(DeviceBroken("poisoned"), 2.0)
+    assert [(done.batch_id, done.status) for done in sent(Done, actions)] == [(1, "failed"), (2, "expired")]
+
+
+def test_a_batch_that_failed_is_run_apart_behind_the_one_that_has_begun() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 1.0)
+    (apart,) = actions_of(Execute, core.handle(RunFailed(SLICE, BatchId(1), "it raised"), 7.0))
+    assert (apart.run.batch_id, [one.live_seqs for one in apart.parts]) == (1, [(0,)])
+    (done,) = sent(Done, core.handle(ran(2, 7.0), 14.0))
+    assert (done.batch_id, done.status, done.queue_ms) == (2, "ok", 6.0)
+    (apart,) = actions_of(Execute, core.handle(ran(1, 14.0), 21.0))
+    assert [one.live_seqs for one in apart.parts] == [(1,)]
+    (done,) = sent(Done, core.handle(ran(1, 21.0), 28.0))
+    assert (done.batch_id, done.status, done.ran) == (1, "failed", 2)
+
+
+def test_a_part_of_a_failed_batch_that_the_device_found_too_late_is_answered_so() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0, expires_in_ms=20.0)
+    core.handle(RunFailed(SLICE, BatchId(1), "it raised"), 7.0)
+    actions = core.handle(RunAborted(SLICE, BatchId(1)), 40.0)
+    failures = [push.message for push in actions_of(PushOutputs, actions)]
+    assert [(one.seqs, one.code) for one in failures if isinstance(one, BatchFailed)] == [
+        ((0,), "DeadlineExceeded"),
+        ((1,), "DeadlineExceeded"),
+    ]
+    assert [done.status for done in sent(Done, actions)] == ["failed"]
 
 
 def test_the_scheduler_hears_of_a_smaller_largest_batch_at_once() -> None:

@@ -34,7 +34,7 @@ def with_heads(core: WorkerCore, cats: tuple[int, ...], dogs: tuple[int, ...]) -
 
 
 def ran(rejected: tuple[RejectedRow, ...] = ()) -> BatchRan:
-    return BatchRan(SliceId(loaded().slice_id), BatchId(1), OUTPUTS, rejected, 7.0)
+    return BatchRan(SliceId(loaded().slice_id), BatchId(1), OUTPUTS, rejected, 7.0, 0.0)
 
 
 def started(*heads: ModelId) -> tuple[WorkerCore, Execute]:

@@ -26,6 +26,7 @@ from roles.gpu_worker.events import (
     Execute,
     LoadSlice,
     PushOutputs,
+    Recall,
     SchedulerAnswers,
     WorkerAction,
     WorkerEvent,
@@ -80,6 +81,7 @@ class Stage:
     device: EmulatedExecutor = field(default_factory=EmulatedExecutor)
     said: list[tuple[float, WorkerAction]] = field(default_factory=list)
     now_ms: float = 0.0
+    began: dict[int, float] = field(default_factory=dict)
 
     def hear(self, event: WorkerEvent) -> None:
         for action in self.core.handle(event, self.now_ms):
@@ -87,9 +89,13 @@ class Stage:
             match action:
                 case LoadSlice(spec):
                     self.device.load(spec)
-                case Execute(run, parts):
+                case Execute(run, parts, expires_at_ms):
                     job = [JobPart(len(one.live_seqs), ()) for one in parts]
-                    self.device.run(Job(run.slice_id, run.batch_id, run.model_id, job), self.now_ms)
+                    self.device.run(
+                        Job(run.slice_id, run.batch_id, run.model_id, job, expires_at_ms), self.now_ms
+                    )
+                case Recall(slice_id, batch_id):
+                    self.device.recall(slice_id, batch_id, self.now_ms)
                 case Abort(slice_id, batch_id):
                     self.device.abort(slice_id, batch_id, self.now_ms)
                 case _:
@@ -105,7 +111,9 @@ class Stage:
             self.now_ms = max(self.now_ms, min(moments))
             for event in self.device.take(1, self.now_ms):
                 if isinstance(event, JobRan):
-                    self.hear(BatchRan(event.slice_id, event.batch_id, Handle(9), (), event.exec_ms))
+                    times_ms = event.exec_ms, event.began_at_ms
+                    self.began[event.batch_id] = event.began_at_ms
+                    self.hear(BatchRan(event.slice_id, event.batch_id, Handle(9), (), *times_ms))
                 else:
                     self.hear(event)
             self.hear(Tick())
@@ -151,8 +159,9 @@ def test_the_next_batch_starts_when_the_first_stage_is_free_and_ends_behind_the_
     for number in (1, 2, 3):
         stage.grant(number)
     stage.play(100.0)
-    starts = [at_ms for at_ms, action in stage.said if isinstance(action, Execute)]
-    assert starts == [0.0, 4.0, 8.0]
+    handed_over = [at_ms for at_ms, action in stage.said if isinstance(action, Execute)]
+    assert handed_over == [0.0, 0.0, 4.0]
+    assert stage.began == {1: 0.0, 2: 4.0, 3: 8.0}
     assert stage.ends() == [(22.0, 1, "ok"), (34.0, 2, "ok"), (46.0, 3, "ok")]
 
 
@@ -257,10 +266,10 @@ def test_what_failed_in_a_later_stage_is_run_apart_while_the_first_has_another()
     assert (apart.run.batch_id, [one.live_seqs for one in apart.parts]) == (1, [(0,)])
     core.handle(LeftFirstStage(SLICE, BatchId(2)), 11.0)
     core.handle(LeftFirstStage(SLICE, BatchId(1)), 15.0)  # again: nothing new can start for it
-    actions = core.handle(BatchRan(SLICE, BatchId(1), Handle(5), (), 22.0), 37.0)
+    actions = core.handle(BatchRan(SLICE, BatchId(1), Handle(5), (), 22.0, 15.0), 37.0)
     (apart,) = actions_of(Execute, actions)
     assert [one.live_seqs for one in apart.parts] == [(1,)]
-    actions = core.handle(BatchRan(SLICE, BatchId(1), Handle(6), (), 22.0), 60.0)
+    actions = core.handle(BatchRan(SLICE, BatchId(1), Handle(6), (), 22.0, 38.0), 60.0)
     assert [(one.status, one.ran) for one in sent(Done, actions)] == [("failed", 2)]
 
 
@@ -275,19 +284,23 @@ def test_the_stage_with_the_least_memory_says_how_large_batches_may_be() -> None
     assert all(len(one.exec_ms) == one.batch_size_max for one in found)
 
 
-def test_nothing_new_starts_while_what_failed_is_run_apart_in_the_first_stage() -> None:
+def test_what_comes_next_is_behind_what_is_run_apart_in_the_first_stage() -> None:
     core = serving().core
     core.handle(inputs(0, 1), 0.0)
     core.handle(run_batch(part((0, 2)), latest_in_ms=500.0), 0.0)
     core.handle(LeftFirstStage(SLICE, BatchId(1)), 5.0)
     (apart,) = actions_of(Execute, core.handle(RunFailed(SLICE, BatchId(1), "it raised"), 10.0))
     assert apart.run.batch_id == 1
-    core.handle(inputs(0, batch_id=2), 11.0)
-    assert (
-        actions_of(Execute, core.handle(run_batch(part((0, 1)), batch_id=2, latest_in_ms=500.0), 11.0)) == []
+    for number in (2, 3):
+        core.handle(inputs(0, batch_id=number), 11.0)
+    (second,) = actions_of(
+        Execute, core.handle(run_batch(part((0, 1)), batch_id=2, latest_in_ms=500.0), 11.0)
     )
-    (second,) = actions_of(Execute, core.handle(LeftFirstStage(SLICE, BatchId(1)), 14.0))
-    assert second.run.batch_id == 2
+    assert second.run.batch_id == 2, "behind it"
+    third = run_batch(part((0, 1)), batch_id=3, latest_in_ms=500.0)
+    assert actions_of(Execute, core.handle(third, 11.0)) == []
+    (execute,) = actions_of(Execute, core.handle(LeftFirstStage(SLICE, BatchId(1)), 14.0))
+    assert execute.run.batch_id == 3
 
 
 def test_stages_hear_until_when_a_batch_may_begin_and_what_came_too_late_is_answered_so() -> None:

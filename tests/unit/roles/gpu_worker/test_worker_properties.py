@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric.messages import BatchFailed, Done, Outputs, RunBatch, replaced
+from fabric.ids import SliceId
+from fabric.messages import BatchFailed, Done, Outputs, replaced
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     BatchRan,
     Execute,
     InputsCame,
     PushOutputs,
+    Recall,
     Release,
     WorkerAction,
     WorkerEvent,
 )
 from roles.gpu_worker.executors.base import LeftFirstStage, RejectedRow, RunFailed
 from roles.runtime.core import Handle, Heard, Send, Tick
+from tests.device_lines import DeviceLines
 from tests.worker_builders import inputs, part, run_batch, serving_core, slice_spec
 
 PIPELINE = "n/gpu1/0"
@@ -82,13 +86,14 @@ class World:
     core: WorkerCore = field(default_factory=lambda: serving_core(*SPECS))
     actions: list[WorkerAction] = field(default_factory=list)
     kept: set[Handle] = field(default_factory=set)
-    busy: set[str] = field(default_factory=set)
-    begun: set[int] = field(default_factory=set)
-    """Batches of the pipeline that have been executed once; and when its stages are free."""
-    free_at_ms: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    second_free_at_ms: float = 0.0
+    """The pipeline's second stage."""
     rows: Counter[tuple[int, str, int]] = field(default_factory=Counter)
 
+    planned: Sequence[PlannedBatch] = ()
+
     def __post_init__(self) -> None:
+        self.devices = DeviceLines(self.begin)
         self.heap: list[tuple[float, int, WorkerEvent]] = []
         self.order = count()
         self.handles = count(1_000_000)
@@ -96,35 +101,40 @@ class World:
     def plan(self, at_ms: float, event: WorkerEvent) -> None:
         heapq.heappush(self.heap, (at_ms, next(self.order), event))
 
-    def play(self, planned: list[PlannedBatch]) -> None:
+    def play(self) -> None:
         while self.heap:
             at_ms, _, event = heapq.heappop(self.heap)
             while (wake_at_ms := self.core.wake_at_ms) is not None and wake_at_ms <= at_ms:
-                self.hear(Tick(), wake_at_ms, planned)
-            self.hear(event, at_ms, planned)
+                self.hear(Tick(), wake_at_ms)
+            self.hear(event, at_ms)
         for _ in range(10_000):
             wake_at_ms = self.core.wake_at_ms
             if wake_at_ms is None and not self.heap:
                 return
             if self.heap and (wake_at_ms is None or self.heap[0][0] < wake_at_ms):
                 at_ms, _, event = heapq.heappop(self.heap)
-                self.hear(event, at_ms, planned)
+                self.hear(event, at_ms)
             elif wake_at_ms is not None:
-                self.hear(Tick(), wake_at_ms, planned)
+                self.hear(Tick(), wake_at_ms)
         raise AssertionError("the core never comes to rest")
 
-    def hear(self, event: WorkerEvent, now_ms: float, planned: list[PlannedBatch]) -> None:
+    def hear(self, event: WorkerEvent, now_ms: float) -> None:
         if isinstance(event, InputsCame):
             self.kept.add(event.payload)
-        if isinstance(event, BatchRan | RunFailed) and event.slice_id != PIPELINE:
-            self.busy.remove(event.slice_id)
-        if isinstance(event, LeftFirstStage | RunFailed) and event.slice_id == PIPELINE:
-            self.busy.discard(event.slice_id)
+        if isinstance(event, BatchRan | RunFailed | LeftFirstStage):
+            line = self.devices.of(event.slice_id)
+            if line and line[0].run.batch_id == event.batch_id and self.leaves_first(event):
+                for late in self.devices.end_first(event.slice_id, now_ms):
+                    self.plan(now_ms, late)
         for action in self.core.handle(event, now_ms):
             self.actions.append(action)
             match action:
-                case Execute(run, pieces):
-                    self.execute(run, [piece.live_seqs for piece in pieces], now_ms, planned)
+                case Execute():
+                    assert len(self.devices.of(action.run.slice_id)) <= 2 + (action.run.slice_id == PIPELINE)
+                    self.devices.give(action, now_ms)
+                case Recall(slice_id, batch_id):
+                    for given_back in self.devices.recall(slice_id, batch_id):
+                        self.plan(now_ms, given_back)
                 case Release(payloads):
                     for handle in payloads:
                         assert handle in self.kept, "released twice, or never kept"
@@ -134,25 +144,27 @@ class World:
                 case _:
                     pass
 
-    def execute(
-        self, run: RunBatch, seqs: list[tuple[int, ...]], now_ms: float, planned: list[PlannedBatch]
-    ) -> None:
-        is_apart = run.slice_id == PIPELINE and run.batch_id in self.begun
-        assert run.slice_id not in self.busy or is_apart, "two batches on one slice, or in one stage"
-        self.busy.add(run.slice_id)
-        self.begun.add(run.batch_id)
-        plan = planned[run.batch_id]
+    @staticmethod
+    def leaves_first(event: BatchRan | RunFailed | LeftFirstStage) -> bool:
+        """Whether it says that a slice's first GPU is free; that of a pipeline may have failed in the second stage, and been there before."""
+        return event.slice_id != PIPELINE or not isinstance(event, BatchRan)
+
+    def begin(self, execute: Execute, now_ms: float) -> None:
+        run, seqs = execute.run, [piece.live_seqs for piece in execute.parts]
+        assert now_ms < execute.expires_at_ms, "too late"
+        plan = self.planned[run.batch_id]
         assert all(seqs), "nothing runs without a request"
         raises = any(seq in plan.poison for of_part in seqs for seq in of_part)
         ends_at_ms = now_ms + plan.exec_ms
         if run.slice_id == PIPELINE:
-            first, second = self.free_at_ms
-            first = max(first, now_ms) + plan.exec_ms / 2
+            first_ms = now_ms + plan.exec_ms / 2
             is_first_to_raise = raises and run.batch_id % 2 == 0
-            ends_at_ms = first if is_first_to_raise else max(first, second) + plan.exec_ms / 2
-            self.free_at_ms = [first, max(second, ends_at_ms)]
-            if not is_first_to_raise:
-                self.plan(first, LeftFirstStage(run.slice_id, run.batch_id))
+            if is_first_to_raise:
+                ends_at_ms = first_ms
+            else:
+                ends_at_ms = max(first_ms, self.second_free_at_ms) + plan.exec_ms / 2
+                self.second_free_at_ms = ends_at_ms
+                self.plan(first_ms, LeftFirstStage(run.slice_id, run.batch_id))
         if raises:
             self.plan(ends_at_ms, RunFailed(run.slice_id, run.batch_id, "it raised"))
             return
@@ -161,8 +173,7 @@ class World:
         )
         outputs = Handle(next(self.handles))
         self.kept.add(outputs)
-        ended = BatchRan(run.slice_id, run.batch_id, outputs, rejected, plan.exec_ms)
-        self.plan(ends_at_ms, ended)
+        self.plan(ends_at_ms, BatchRan(run.slice_id, run.batch_id, outputs, rejected, plan.exec_ms, now_ms))
 
 
 def is_served(message: Outputs | BatchFailed, poison: frozenset[int]) -> bool:
@@ -172,7 +183,7 @@ def is_served(message: Outputs | BatchFailed, poison: frozenset[int]) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(batches, min_size=1, max_size=6))
 def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list[PlannedBatch]) -> None:
-    world = World()
+    world = World(planned=planned)
     live: set[tuple[int, str, int]] = set()
     for number, batch in enumerate(planned):
         pieces = [part((0, piece.requests), frontend_id=piece.frontend_id) for piece in batch.parts]
@@ -199,7 +210,7 @@ def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list
                     slice_id=batch.slice_id,
                 )
                 world.plan(piece.sent_at_ms, came)
-    world.play(planned)
+    world.play()
 
     dones = Counter(
         action.message.batch_id
@@ -227,7 +238,7 @@ def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list
                 pass
     assert fates == Counter(live)
     assert not world.kept, "every payload is released"
-    assert not world.busy - {PIPELINE}
+    assert not any(world.devices.of(SliceId(slice_id)) for slice_id in SLICES)
 
 
 @settings(max_examples=100, deadline=None)

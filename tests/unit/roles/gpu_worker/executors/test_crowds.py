@@ -67,6 +67,26 @@ def test_neighbours_slow_a_batch_down_live_as_they_do_in_the_simulator() -> None
     assert modelled.exec_ms(own, [beside]) > modelled.exec_ms(own)
 
 
+def test_the_neighbours_of_what_was_handed_over_are_those_of_the_moment_at_which_it_begins() -> None:
+    config = parse_config(DOCUMENT, Path())
+    resnet, bert, _ = (spec for _, spec in settings_from(config).slices)
+    modelled = config.device_model("v100")
+    own, beside = Running(ModelId("resnet50"), 4, 20), Running(ModelId("bert"), 4, 60)
+    alone_ms = modelled.exec_ms(own)
+    device = EmulatedExecutor()
+    for spec in (resnet, bert):
+        device.load(spec)
+    device.run(job(resnet, 4, 1), 0.0)
+    device.run(job(resnet, 4, 2), 0.0)
+    device.run(job(resnet, 4, 3), 0.0)
+    device.run(job(bert, 4, 4), alone_ms - 0.1)
+    took = took_ms(device)
+    assert took[BatchId(1)] == pytest.approx(alone_ms)
+    assert took[BatchId(2)] == pytest.approx(modelled.exec_ms(own, [beside]))
+    ends_at_ms = alone_ms + took[BatchId(2)] < alone_ms - 0.1 + took[BatchId(4)]
+    assert took[BatchId(3)] == pytest.approx(took[BatchId(2)] if ends_at_ms else alone_ms)
+
+
 def test_a_slice_that_is_gone_disturbs_nobody() -> None:
     resnet, bert, _ = (spec for _, spec in settings_from(parse_config(DOCUMENT, Path())).slices)
     device = EmulatedExecutor()

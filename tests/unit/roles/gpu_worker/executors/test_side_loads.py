@@ -32,6 +32,7 @@ from roles.gpu_worker.executors.torch import TorchDevice
 from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.worker_builders import SLICE, model_spec, slice_spec
 
+CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 
 
@@ -51,7 +52,7 @@ def job(model_id: str, value: float = 1.0, batch_id: int = 1) -> Job:
 @contextmanager
 def serving(*names: str) -> Iterator[tuple[ThreadExecutor, TorchDevice]]:
     device = TorchDevice(MonotonicClock())
-    executor = ThreadExecutor(lambda: device)
+    executor = ThreadExecutor(lambda: device, CLOCK.now_ms)
     try:
         executor.load(hosting(*names))
         assert isinstance(next_event(executor), Loaded)

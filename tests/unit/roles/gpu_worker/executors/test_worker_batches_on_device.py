@@ -23,6 +23,7 @@ from roles.gpu_worker.executors.torch import TorchDevice
 from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
 from tests.worker_builders import MODEL, SLICE
 
+CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 CPU = torch.device("cpu")
 Outputs = Mapping[str, torch.Tensor]
@@ -237,7 +238,7 @@ def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pie
 
 
 def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
     try:
         executor.load(user_slice("Hungry", batch_size_max=8))
         assert isinstance(wait_for(executor)[0], Loaded)
@@ -250,18 +251,44 @@ def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None
         executor.close()
 
 
-def test_the_executor_stages_while_the_device_is_busy_and_survives_nonsense() -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+class Held(TorchDevice):
+    """Its first batch takes until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__(CLOCK)
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.staged: list[int] = []
+
+    def run(self, job: Job) -> JobRan:
+        if not self.began.is_set():
+            self.began.set()
+            assert self.go_on.wait(60)
+        return super().run(job)
+
+    def stage(self, job: Job) -> None:
+        self.staged.append(job.batch_id)
+        if job.batch_id == 3:
+            self.go_on.set()
+        super().stage(job)
+
+
+def test_what_is_behind_a_batch_is_staged_while_that_runs_and_nonsense_is_survived() -> None:
+    device = Held()
+    executor = ThreadExecutor(lambda: device, CLOCK.now_ms)
     try:
         executor.load(user_slice())
         assert isinstance(wait_for(executor)[0], Loaded)
-        parts = [part(4, 5)]
-        executor.stage(Job(SLICE, BatchId(9), MODEL, [JobPart(0, [])]))  # divides by zero
-        executor.stage(Job(SLICE, BatchId(1), MODEL, parts))
-        executor.run(Job(SLICE, BatchId(1), MODEL, parts), 0.0)
-        (ran,) = wait_for(executor)
-        assert isinstance(ran, JobRan)
-        assert by_name(ran.outputs)["total"].tolist() == [12, 15]
+        executor.run(job(1, batch_id=1), 0.0)
+        assert device.began.wait(60)
+        executor.run(Job(SLICE, BatchId(2), MODEL, [JobPart(0, [])]), 0.0)  # divides by zero
+        executor.run(Job(SLICE, BatchId(3), MODEL, [part(4, 5)]), 0.0)
+        first, nonsense, last = wait_for(executor, 3)
+        assert isinstance(nonsense, RunFailed)
+        assert isinstance(first, JobRan)
+        assert isinstance(last, JobRan)
+        assert by_name(last.outputs)["total"].tolist() == [12, 15]
+        assert device.staged == [2, 3]
+        assert last.began_at_ms >= first.began_at_ms + first.exec_ms
     finally:
         executor.close()
 

@@ -39,6 +39,7 @@ from roles.gpu_worker.executors.torch import TorchDevice
 from roles.runtime.loop.mailbox import Mailbox
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
+CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 PIXELS = (TensorInfo("x", "float32", (3,)),)
 
@@ -292,7 +293,7 @@ def wait_for(executor: ThreadExecutor, events: int = 1) -> list[ExecutorEvent]:
 
 
 def test_what_a_model_raises_ends_its_batch_and_not_the_thread() -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
     try:
         executor.load(user_slice())
         assert isinstance(wait_for(executor)[0], Loaded)
@@ -320,7 +321,7 @@ def test_what_a_model_raises_ends_its_batch_and_not_the_thread() -> None:
     ],
 )
 def test_a_load_that_fails_says_why_and_the_next_one_works(spec: SliceSpec, reason: str) -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
     try:
         executor.load(spec)
         executor.load(user_slice())
@@ -364,7 +365,7 @@ class Broken:
     "name", ["RaisesInLoad", "NoExample", "WrongBatch", "NotADict", "EmptyExample", "Nowhere"]
 )
 def test_a_model_that_cannot_be_loaded_leaves_only_itself_out(name: str) -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(MonotonicClock()))
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
     try:
         for models in ([name, "Doubler"], ["Doubler", name]):
             specs = [
@@ -393,7 +394,7 @@ def test_an_emulated_model_without_run_times_leaves_only_itself_out() -> None:
 
 
 def test_a_poisoned_context_is_told_as_such() -> None:
-    executor = ThreadExecutor(Broken)
+    executor = ThreadExecutor(Broken, CLOCK.now_ms)
     try:
         executor.load(slice_spec())
         executor.run(job(1), 0.0)
@@ -407,7 +408,7 @@ def test_a_device_that_cannot_be_made_fails_the_load(is_prepared: bool) -> None:
     def not_installed() -> Broken:
         raise ModuleNotFoundError("No module named 'torch'")
 
-    executor = ThreadExecutor(not_installed)
+    executor = ThreadExecutor(not_installed, CLOCK.now_ms)
     try:
         if is_prepared:
             executor.prepare()
@@ -425,7 +426,7 @@ def test_a_closed_executor_leaves_a_stuck_thread_behind_within_bounds() -> None:
             release.wait(60)
             return ()
 
-    executor = ThreadExecutor(Stuck)
+    executor = ThreadExecutor(Stuck, CLOCK.now_ms)
     executor.load(slice_spec())
     executor.close()
     release.set()  # what it posts now goes nowhere

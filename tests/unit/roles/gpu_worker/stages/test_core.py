@@ -59,7 +59,7 @@ def came(
 
 
 def ran(batch_id: int, exec_ms: float = 5.0) -> BatchRan:
-    return BatchRan(SLICE, BatchId(batch_id), Handle(100 + batch_id), (), exec_ms)
+    return BatchRan(SLICE, BatchId(batch_id), Handle(100 + batch_id), (), exec_ms, 0.0)
 
 
 def begun(actions: Sequence[StageAction]) -> list[int]:
@@ -115,7 +115,7 @@ def test_a_batch_that_raises_ends_here_and_the_next_one_runs() -> None:
     actions = core.handle(RunFailed(SLICE, BatchId(1), "it raised"), 5.0)
     assert begun(actions) == [2]
     assert failures(actions) == [StageFailed(BatchId(1), SLICE, MODEL, 1, "it raised")]
-    rejected = BatchRan(SLICE, BatchId(2), Handle(9), (RejectedRow(0, "shape"),), 1.0)
+    rejected = BatchRan(SLICE, BatchId(2), Handle(9), (RejectedRow(0, "shape"),), 1.0, 0.0)
     actions = core.handle(rejected, 9.0)
     assert [one.reason for one in failures(actions)] == ["shape"]
     assert sorted(released(actions)) == [2, 9]

@@ -71,8 +71,8 @@ class First:
     def run(self, job: Job, now_ms: float) -> None:
         self.asked.append(("run", job.batch_id))
 
-    def stage(self, job: Job) -> None:
-        self.asked.append(("stage", job.batch_id))
+    def recall(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
+        self.asked.append(("recall", batch_id))
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
         self.asked.append(("abort", batch_id))
@@ -187,7 +187,7 @@ def test_a_slice_of_one_gpu_passes_through() -> None:
     stage.executor.load(slice_spec(device="cpu"))
     events: list[ExecutorEvent] = [
         Loaded(SLICE, (replica(),)),
-        JobRan(SLICE, BatchId(1), OUT, (), 3.0),
+        JobRan(SLICE, BatchId(1), OUT, (), 3.0, 42.0),
     ]
     assert stage.hear(*events) == events
     stage.executor.abort(SLICE, BatchId(1), 0.0)
@@ -291,11 +291,13 @@ def test_the_first_stage_is_free_when_it_has_run_and_the_batch_ends_with_the_las
     stage = serving()
     stage.executor.run(job(), 0.0)
     stage.now_ms = 46.0
-    assert stage.hear(JobRan(SLICE, BatchId(1), BETWEEN, (), 4.0)) == [LeftFirstStage(SLICE, BatchId(1))]
+    assert stage.hear(JobRan(SLICE, BatchId(1), BETWEEN, (), 4.0, 42.0)) == [
+        LeftFirstStage(SLICE, BatchId(1))
+    ]
     # The first stage could have begun until 50, so the second can until 54.
     assert stage.later.sent == [(1, Activations(BatchId(1), SLICE, MODEL, 0, 4.0, 8.0))]
     (ran,) = stage.say(Activations(BatchId(1), SLICE, MODEL, 2, 21.0, 0.0), tensors=OUT)
-    assert ran == JobRan(SLICE, BatchId(1), OUT, (), 21.0)
+    assert ran == JobRan(SLICE, BatchId(1), OUT, (), 21.0, 42.0)
     assert stage.say(Activations(BatchId(1), SLICE, MODEL, 2, 21.0, 0.0), tensors=OUT) == [], "once only"
 
 
@@ -305,12 +307,12 @@ def test_rows_that_the_first_stage_rejects_are_told_with_the_outputs_and_at_once
     stage = serving()
     rejected = (RejectedRow(0, "bad"),)
     stage.executor.run(job(), 0.0)
-    stage.hear(JobRan(SLICE, BatchId(1), BETWEEN, rejected, 4.0))
+    stage.hear(JobRan(SLICE, BatchId(1), BETWEEN, rejected, 4.0, 42.0))
     (ran,) = stage.say(Activations(BatchId(1), SLICE, MODEL, 2, 21.0, 0.0), tensors=OUT)
     assert isinstance(ran, JobRan)
     assert ran.rejected == rejected
     stage.executor.run(job(2), 0.0)
-    none_left = JobRan(SLICE, BatchId(2), (), rejected, 1.0)
+    none_left = JobRan(SLICE, BatchId(2), (), rejected, 1.0, 42.0)
     assert stage.hear(none_left) == [none_left]
 
 
@@ -319,7 +321,7 @@ def test_what_cannot_go_on_fails_and_the_first_stage_is_free(error: Exception | 
     stage = serving()
     stage.later.is_full, stage.later.error = True, error
     stage.executor.run(job(), 0.0)
-    left, failed = stage.hear(JobRan(SLICE, BatchId(1), BETWEEN, (), 4.0))
+    left, failed = stage.hear(JobRan(SLICE, BatchId(1), BETWEEN, (), 4.0, 42.0))
     assert left == LeftFirstStage(SLICE, BatchId(1))
     assert isinstance(failed, RunFailed)
     assert ("300 MB" if error else "takes no more") in failed.reason
@@ -329,7 +331,7 @@ def test_a_batch_ends_in_the_stage_that_fails_it_or_gets_it_too_late() -> None:
     stage = serving()
     for number in (1, 2):
         stage.executor.run(job(number), 0.0)
-        stage.hear(JobRan(SLICE, BatchId(number), BETWEEN, (), 4.0))
+        stage.hear(JobRan(SLICE, BatchId(number), BETWEEN, (), 4.0, 42.0))
     failed = StageFailed(BatchId(1), SLICE, MODEL, 2, "it raised", shrunk_to=3)
     assert stage.say(failed) == [Shrunk(SLICE, MODEL, 3), RunFailed(SLICE, BatchId(1), "stage 2: it raised")]
     late = StageFailed(BatchId(2), SLICE, MODEL, 1, "too late", is_expired=True)
