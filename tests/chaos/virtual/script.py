@@ -22,11 +22,16 @@ KINDS: Final = {
     "full": 2,
     "sleep": 2,
     "slow": 1,
+    "raise": 1,
+    "break": 1,
+    "hang": 1,
     "disk": 1,
     "change": 3,
 }
 """With how often each is drawn. docs/testing.md says what they mean."""
 FAULTY_MS: Final = 1_000.0
+TAKEN_OVER_MS: Final = 150.0
+"""After the end of the active scheduler's process, while agents and standbys are well."""
 ALL: Final = "all"
 ACTIVE: Final = "active"
 BATCHINGS: Final = ("tenuto", "deferred", "eager", "clockwork", "nexus", "shepherd")
@@ -73,6 +78,9 @@ class Shape:
     """Whether clients ask an application, too: the first model, and for its answer the last one, twice."""
     cancels: float = 0.0
     """Which part of the requests is cancelled before its deadline."""
+    priorities: bool = False
+    """Whether requests have priorities of their own."""
+    heartbeat_ms: float = 250.0
     rate_rps: float = 40.0
     slo_ms: float = 100.0
 
@@ -123,24 +131,21 @@ def draw(seed: int) -> Script:
         run_once=rng.random() < 0.3,
         cancels=rng.choice((0.0, 0.0, 0.2)),
         application=rng.random() < 0.3,
+        priorities=rng.random() < 0.3,
+        heartbeat_ms=rng.choice((250.0, 500.0)),
         rate_rps=rng.choice((10.0, 25.0, 50.0)),
         slo_ms=rng.choice((40.0, 100.0, 300.0)),
     )
-    if shape.run_once and shape.batching == "shepherd":  # which runs requests twice
-        shape = replace(shape, run_once=False)
     count = rng.choice((1, 1, 2, 2, 3, 4, 6, 8))
     from_ms, span_ms = 20.0, FAULTY_MS
     if rng.random() < 0.5:  # one upon the other
         from_ms, span_ms = rng.uniform(20.0, FAULTY_MS - 200.0), rng.choice((5.0, 50.0, 200.0))
     faults = sorted((_fault(rng, from_ms, span_ms) for _ in range(count)), key=lambda one: one.at_ms)
-    story = rng.random()
-    if story < 0.2:
-        return _one_loss(rng, seed, shape)
-    if story < 0.3:
-        return _takeover(rng, seed, shape)
-    if story < 0.35:
-        return _slow(rng, seed, shape)
-    return Script(seed, shape, tuple(faults))
+    (story,) = rng.choices((None, *STORIES), (0.5, *STORIES.values()))
+    script = Script(seed, shape, tuple(faults)) if story is None else story(rng, seed, shape)
+    if script.shape.batching == "shepherd":  # which runs requests twice
+        script = replace(script, shape=replace(script.shape, run_once=False))
+    return script
 
 
 def _one_loss(rng: random.Random, seed: int, shape: Shape) -> Script:
@@ -188,6 +193,71 @@ def _slow(rng: random.Random, seed: int, shape: Shape) -> Script:
     return Script(seed, shape, (Fault(round(rng.uniform(20.0, 500.0), 1), "slow", "agent:0", for_ms=600.0),))
 
 
+def _only_slice(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """The only slice is lost, twice, and what is asked meanwhile waits for it if it may: how long its start takes is known."""
+    shape = replace(
+        shape,
+        schedulers=1,
+        nodes=1,
+        gpus=1,
+        models=rng.choice((1, 2)),
+        batching=rng.choice(("tenuto", "eager", *BATCHINGS)),
+        is_up=True,
+        start_ms=20.0,
+        load_ms=rng.choice((0.0, 50.0)),
+        rate_rps=100.0,
+        slo_ms=300.0,
+    )
+    at_ms = round(rng.uniform(20.0, 300.0), 1)
+    kind = rng.choice(("kill", "kill", "break", "restart"))
+    return Script(seed, shape, (Fault(at_ms, kind, "worker:0"), Fault(at_ms + 500.0, kind, "worker:0")))
+
+
+def _full(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """Queues are full under load, between any two roles but clients and frontends."""
+    pairs = [pair for pair in _PAIRS if "client" not in pair]
+    who, whom = rng.choice(pairs)
+    shape = replace(shape, is_up=True, rate_rps=100.0)
+    at_ms = round(rng.uniform(20.0, FAULTY_MS), 1)
+    for_ms = rng.choice((5.0, 30.0, 250.0))
+    return Script(
+        seed,
+        shape,
+        (Fault(at_ms, "full", f"{who}:{ALL}", f"{whom}:{ACTIVE if whom == 'scheduler' else 0}", for_ms),),
+    )
+
+
+def _back_at_once(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """A host loses power under load, and is back before the others have noticed."""
+    who = rng.choice(("frontend:0", "frontend:1", "agent:0", "worker:0", "scheduler:active"))
+    batching = rng.choice(("tenuto", *BATCHINGS))
+    shape = replace(shape, is_up=True, batching=batching, rate_rps=100.0, slo_ms=300.0)
+    at_ms = round(rng.uniform(100.0, FAULTY_MS), 1)
+    slow = Fault(at_ms - 60.0, "slow", "agent:0", for_ms=300.0)
+    return Script(seed, shape, (slow, Fault(at_ms, "vanish", who, for_ms=rng.choice((0.0, 30.0)))))
+
+
+def _cut_off(rng: random.Random, seed: int, shape: Shape) -> Script:
+    """The active scheduler hears of no agent any more, or stands still: it stands by before the next one is active."""
+    shape = replace(shape, schedulers=rng.choice((2, 3)), is_up=True)
+    at_ms, for_ms = round(rng.uniform(20.0, 500.0), 1), rng.choice((300.0, 700.0, 2_000.0))
+    who, whom = f"agent:{ALL}", f"scheduler:{ACTIVE}"
+    fault = rng.choice((Fault(at_ms, "cut", who, whom, for_ms), Fault(at_ms, "pause", whom, "", for_ms)))
+    return Script(seed, shape, (fault,))
+
+
+STORIES: Final = {
+    _one_loss: 0.2,
+    _takeover: 0.1,
+    _slow: 0.05,
+    _only_slice: 0.05,
+    _full: 0.05,
+    _back_at_once: 0.05,
+    _cut_off: 0.05,
+}
+"""With how often each is drawn; the rest are any faults."""
+
+
 def room_ms(script: Script) -> float | None:
     """What budget lasts for another try after the first fault; None: nobody can promise that.
 
@@ -209,6 +279,14 @@ def room_ms(script: Script) -> float | None:
             return None
 
 
+def taken_over_ms(script: Script) -> float | None:
+    """When the next scheduler is active at the latest; None: nobody can promise that."""
+    last = script.faults[-1]
+    is_plain = script.shape.is_up and all(one.kind == "change" for one in script.faults[:-1])
+    is_loss = last.kind in {"kill", "restart"} and last.who == f"scheduler:{ACTIVE}"
+    return last.at_ms + TAKEN_OVER_MS if is_plain and is_loss and script.shape.schedulers > 1 else None
+
+
 def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
     at_ms = round(min(from_ms + rng.random() * span_ms, FAULTY_MS), 1)
     kind = rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
@@ -227,8 +305,10 @@ def _fault(rng: random.Random, from_ms: float, span_ms: float) -> Fault:
         case "sleep":
             who = rng.choice(_HOSTED)
             for_ms = rng.choice((100.0, 1_000.0, 4_000.0))
-        case "slow":
+        case "slow" | "raise":
             who, for_ms = f"agent:{rng.randrange(3)}", rng.choice((100.0, 600.0))
+        case "break" | "hang":
+            who = f"worker:{rng.randrange(3)}"
         case _:
             who, whom = rng.choice(_PAIRS)
             is_all = who == "agent" and rng.random() < 0.5

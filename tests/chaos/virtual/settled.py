@@ -164,6 +164,11 @@ def _of_worker(worker: WorkerProcess, active: SchedulerProcess) -> Iterator[str]
     for slice_ in core._slices.values():
         if len(slice_.queue):
             yield f"{slice_.spec.slice_id} has {len(slice_.queue)} batches"
+    frontends = worker.world.frontends_alive()
+    living = {(str(one.shell._id), one.incarnation) for one in frontends}
+    known = {(str(one.frontend_id), one.incarnation) for one in core._frontends}
+    if known != living:
+        yield f"{worker.place} knows the frontends {sorted(known)}, {sorted(living)} live"
 
 
 def _of_links(world: World, scheduler: SchedulerProcess) -> Iterator[str]:

@@ -33,7 +33,7 @@ from tests.chaos.virtual.processes.roles import (
     Host,
     SchedulerProcess,
 )
-from tests.chaos.virtual.script import FAULTY_MS, Script
+from tests.chaos.virtual.script import FAULTY_MS, Script, taken_over_ms
 from tests.chaos.virtual.script import room_ms as room_ms_of
 from tests.chaos.virtual.settled import unsettled
 from tests.chaos.virtual.violated import Violated
@@ -45,6 +45,7 @@ STEPS_MAX: Final = 400_000
 """Events of one history: more are a loop that feeds itself."""
 ROUNDS, ROUND_MS = 12, 400.0
 """Of requests when all is well again, until all of one round are answered."""
+PRIORITY_MAX: Final = 2
 ENOUGH_MS: Final = 80.0
 """With as much time a request is answered where nothing goes wrong: two full batches, and all ways."""
 SHARE_OF_OTHERS: Final = 0.5
@@ -73,6 +74,8 @@ class World:
         """When frontends were told to end in order while nothing else went wrong, and their processes."""
         self.are_clocks_sure = True
         """Nobody stood still, and no way was cut or longer: all know how old what they hear is."""
+        self.are_leases_sure = True
+        """No agent took its lease for free before its time, as it does when its holder's connection ends."""
         self.by_number: dict[int, FrontendProcess] = {}
         self.schedulers: dict[int, SchedulerProcess] = {}
         """Those that run, by number."""
@@ -121,6 +124,14 @@ class World:
     def copies(self, name: ModelId) -> int:
         """How many answers of its last model are in its answer."""
         return COPIES if name == APPLICATION else 1
+
+    def priority_of(self, request: int) -> int | None:
+        """That its client gives it; None: it gives none."""
+        return request % (PRIORITY_MAX + 1) if self.shape.priorities else None
+
+    def may_yield(self, request: int) -> bool:
+        """Whether others are more important."""
+        return self.priority_of(request) not in {None, PRIORITY_MAX}
 
     def is_doubtful(self, name: ModelId) -> bool:
         """Whether that may be known, and may not."""
@@ -185,6 +196,8 @@ class World:
                 self._easy_until_ms = began_ms + moments[0]
                 if self.script.faults and (room_ms := room_ms_of(self.script)) is not None:
                     self._room_ms, self._roomy_until_ms = room_ms, began_ms + moments[1]
+            if self.script.faults and (active_ms := taken_over_ms(self.script)) is not None:
+                self.at(began_ms + active_ms, self._look_for_active)
             self._run_until(began_ms + FAULTY_MS + 200.0)
             lost = self.monitor.not_served
             if not self.monitor.serves(self._share):
@@ -241,7 +254,7 @@ class World:
                 and budget_ms >= self._room_ms * len(models)
                 and self._share == 1.0
             )
-        ) and not self.is_doubtful(model_id)
+        ) and not (self.is_doubtful(model_id) or self.may_yield(request))
         asked_at_ms, slept_ms = self.now_ms, frontend.slept_ms
         self.monitor.asked(
             Asked(request, model_id, models, client, frontend, asked_at_ms, budget_ms, slept_ms, is_easy)
@@ -255,6 +268,10 @@ class World:
         if not self.monitor.fate_of(request):
             self.monitor.cancelled(request)
             client.cancel(request)
+
+    def _look_for_active(self) -> None:
+        if all(one.core is None for one in self.schedulers_alive()):
+            raise Violated("no standby has taken over")
 
     def _settle(self) -> None:
         self._wait_until_settled(SETTLE_WITHIN_MS, "it does not recover")
@@ -280,7 +297,7 @@ class World:
             or len(self.schedulers) < self.shape.schedulers
             or any(one.disk_fails_until_ms > self.now_ms for one in self.schedulers.values())
             or any(host.agent is None or host.slower != 1.0 for host in self.hosts)
-            or any(host.disk_fails_until_ms > self.now_ms for host in self.hosts)
+            or any(max(host.disk_fails_until_ms, host.raises_until_ms) > self.now_ms for host in self.hosts)
             or len(self.by_number) < self.shape.frontends
             or any(client is None for client in self.clients)
         )
@@ -318,7 +335,7 @@ class World:
         self._run_until(self.now_ms + 2_500.0)
         for request, model_id in asked:
             fate, expected = self.monitor.fate_of(request), ANSWER if served[model_id] else "ModelNotFound"
-            if fate not in {expected, "Cancelled"}:
+            if fate not in {expected, "Cancelled"} and not (fate == "Overloaded" and self.may_yield(request)):
                 raise Violated(f"all is well, and request {request} of {model_id} ends as {fate}")
         problem = unsettled(self)
         if problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ import numpy as np
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import SliceSpec, replaced
-from roles.gpu_worker.executors.base import ExecutorEvent, Job, JobRan
+from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Job, JobRan, RunFailed
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 INPUT: Final = "input"
 MODELS_MAX: Final = 8
+RAISES_EACH: Final = 5
+"""Of so many requests there is one on which a model raises, where it does."""
 FIRST_REQUEST: Final = 1 << 12
 """Requests have numbers from here on, and fewer than as many again: so an input says how many models it has gone through."""
 
@@ -36,6 +39,11 @@ def output_of(value: float, model_id: ModelId) -> float:
 def values_of(job: Job) -> list[float]:
     """The inputs of a batch's requests, in the order of its rows."""
     return [float(tensor.array.reshape(-1)[0]) for part in job.parts for tensor in part.tensors]
+
+
+def is_raised_on(value: float) -> bool:
+    """Whether a model that raises does so on that input."""
+    return request_of(value)[0] % RAISES_EACH == 0
 
 
 def request_of(value: float) -> tuple[int, int]:
@@ -56,6 +64,8 @@ class VirtualDevices(EmulatedExecutor):
         self._loading: list[tuple[float, int, ExecutorEvent]] = []
         self._loads = 0
         self._outputs: dict[BatchId, list[float]] = {}
+        self._failing: set[BatchId] = set()
+        """Batches on which their model raises."""
 
     def load(self, spec: SliceSpec) -> None:
         before = len(self._ready)
@@ -87,7 +97,24 @@ class VirtualDevices(EmulatedExecutor):
         values = values_of(job)
         monitor.runs(self._process, job, values)
         self._outputs[job.batch_id] = [output_of(value, job.model_id) for value in values]
+        world, host = self._process.world, self._process.host
+        if world.now_ms < host.raises_until_ms and any(map(is_raised_on, values)):
+            self._failing.add(job.batch_id)
+            monitor.fails(values)
         super().run(job, now_ms)
+
+    def break_down(self) -> None:
+        """Nothing works any more."""
+        for running in self._running:
+            self._process.world.monitor.fails(values_of(running.job))
+        self._running.clear()
+        self._ready.append(DeviceBroken("it fell off the bus"))
+
+    def hang(self) -> None:
+        """What runs never ends."""
+        for running in self._running:
+            self._process.world.monitor.fails(values_of(running.job))
+            running.finish_at_ms = math.inf
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
         return super().slowdown(job, batch_size, now_ms) * self._process.host.slower
@@ -100,7 +127,9 @@ class VirtualDevices(EmulatedExecutor):
     def wake_at_ms(self) -> float | None:
         moments = [at_ms for at_ms, *_ in self._loading[:1]]
         running_until_ms = super().wake_at_ms
-        return min(moments + ([] if running_until_ms is None else [running_until_ms]), default=None)
+        if running_until_ms is not None and running_until_ms < math.inf:
+            moments.append(running_until_ms)
+        return min(moments, default=None)
 
     def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:
         while self._loading and self._loading[0][0] <= now_ms:
@@ -117,6 +146,9 @@ class VirtualDevices(EmulatedExecutor):
     def _with_outputs(self, event: ExecutorEvent) -> ExecutorEvent:
         if not isinstance(event, JobRan):
             return event
+        if event.batch_id in self._failing:
+            self._failing.remove(event.batch_id)
+            return RunFailed(event.slice_id, event.batch_id, "the model raised")
         rows = np.array(self._outputs.pop(event.batch_id), np.float32).reshape(-1, 1)
         return JobRan(
             event.slice_id, event.batch_id, [NamedTensor("output", rows)], event.rejected, event.exec_ms
