@@ -126,12 +126,11 @@ class Faults:
     def _find_all(self, who: str) -> Sequence[Process]:
         world = self._world
         role, _, number = who.partition(":")
-        workers = [worker for host in world.hosts for worker in host.workers.values()]
         living: dict[str, list[Any]] = {
             "scheduler": world.schedulers_alive(),
             "frontend": world.frontends_alive(),
             "agent": world.agents_alive(),
-            "worker": workers,
+            "worker": world.workers_alive(),
             "client": world.clients,
         }
         found = [one for one in living[role] if one is not None]

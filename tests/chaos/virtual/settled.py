@@ -60,7 +60,7 @@ def _problems(world: World) -> Iterator[str]:
     for model_id in fleet.replicas:
         if core._discipline.queued(model_id):
             yield f"{core._discipline.queued(model_id)} requests wait for {model_id}"
-    workers = [worker for host in world.hosts for worker in host.workers.values()]
+    workers = world.workers_alive()
     hosted = sorted(_hosting(spec) for worker in workers for spec in worker.devices.specs.values())
     planned = sorted(_hosting(record.spec) for record in fleet.slices.values())
     if hosted != planned:

@@ -32,10 +32,11 @@ from tests.chaos.virtual.processes.roles import (
     FrontendProcess,
     Host,
     SchedulerProcess,
+    WorkerProcess,
 )
-from tests.chaos.virtual.script import FAULTY_MS, Script, taken_over_ms
-from tests.chaos.virtual.script import room_ms as room_ms_of
-from tests.chaos.virtual.settled import unsettled
+from tests.chaos.virtual.script import FAULTY_MS, Script
+from tests.chaos.virtual.settled import names_of, unsettled
+from tests.chaos.virtual.stories import STUCK_MS, expected_of
 from tests.chaos.virtual.violated import Violated
 
 BOOT_WITHIN_MS: Final = 3_000.0
@@ -181,6 +182,10 @@ class World:
         """In the order of the nodes."""
         return [host.agent for host in self.hosts if host.agent is not None]
 
+    def workers_alive(self) -> list[WorkerProcess]:
+        """In the order of the nodes."""
+        return [worker for host in self.hosts for worker in host.workers.values()]
+
     # ------------------------------------------------------------ a history
 
     def play(self) -> Monitor:
@@ -188,21 +193,27 @@ class World:
         try:
             self._boot()
             began_ms = self.now_ms
+            expected = expected_of(self.script)
             self._load(f"{self.script.seed}/load", FAULTY_MS + 150.0)
             for fault in self.script.faults:
                 self.at(began_ms + fault.at_ms, partial(self._faults.strike, fault))
             if self.shape.is_up:
                 moments = [*(fault.at_ms for fault in self.script.faults), FAULTY_MS + 200.0]
                 self._easy_until_ms = began_ms + moments[0]
-                if self.script.faults and (room_ms := room_ms_of(self.script)) is not None:
-                    self._room_ms, self._roomy_until_ms = room_ms, began_ms + moments[1]
-            if self.script.faults and (active_ms := taken_over_ms(self.script)) is not None:
-                self.at(began_ms + active_ms, self._look_for_active)
+                if expected.room_ms is not None:
+                    self._room_ms, self._roomy_until_ms = expected.room_ms, began_ms + moments[1]
+            if expected.active_ms is not None:
+                self.at(began_ms + expected.active_ms, self._look_for_active)
+            if expected.ended_ms is not None:
+                self.at(began_ms + expected.ended_ms, self._look_for_stuck)
+            workers = names_of(self.workers_alive())
             self._run_until(began_ms + FAULTY_MS + 200.0)
             lost = self.monitor.not_served
             if not self.monitor.serves(self._share):
                 raise Violated(f"nothing has gone wrong that would cost it, and {lost}")
             self._settle()
+            if expected.keeps_workers and workers != names_of(self.workers_alive()):
+                raise Violated(f"of {sorted(workers)} not all have outlived their agent")
             self._run_until(self.now_ms + 600.0)  # the longest pause before a client tries to connect again
             self._serve_again()
             self._probe()
@@ -272,6 +283,11 @@ class World:
     def _look_for_active(self) -> None:
         if all(one.core is None for one in self.schedulers_alive()):
             raise Violated("no standby has taken over")
+
+    def _look_for_stuck(self) -> None:
+        stuck = [process.place for process in self.processes if process.is_stopped]
+        if stuck:
+            raise Violated(f"{stuck} stand still for {STUCK_MS / 1e3:g} s, and nobody ends them")
 
     def _settle(self) -> None:
         self._wait_until_settled(SETTLE_WITHIN_MS, "it does not recover")
