@@ -95,6 +95,7 @@ class AnswersDue:
                 case SchedulerProcess(), Dropped(model_id, runs):
                     for seq in _seqs(runs):
                         self._announced[wire].pop((model_id, seq), None)
+                        self._newest.pop((wire, (model_id, seq)), None)
                 case SchedulerProcess(), Returned(batch_id, _, runs):
                     self._to_return = [
                         one for one in self._to_return if (one[2].batch_id, one[3]) != (batch_id, runs)
@@ -106,10 +107,9 @@ class AnswersDue:
                     self._world.monitor.commanded(wire.near.owner, speaker.replica.epoch)
                 case SchedulerProcess(core=SchedulerCore() as core), PreemptBatch(batch_id=batch_id):
                     for other, _, due in self._grants.pop(batch_id, ()):
-                        # Unless they are granted anew already: who speaks to several says it to one after the other.
-                        again = {
-                            seq: at_ms for seq, at_ms in due.items() if self._newest[other, seq] == batch_id
-                        }
+                        # Unless they are granted or refused already: who speaks to several says it to one after the other.
+                        newest = self._newest
+                        again = {seq: due[seq] for seq in due if newest.get((other, seq)) == batch_id}
                         self._await(other, speaker, core, again)
                 case WorkerProcess(), Done(batch_id=batch_id):
                     self._commands[wire].discard(batch_id)
