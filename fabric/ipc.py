@@ -16,14 +16,19 @@ from fabric.errors import ConfigError
 from fabric.shared_memory import SCHEME
 
 IPC: Final = "ipc://"
+STREAM_SUFFIX: Final = ".stream"
 PATH_BYTES_MAX: Final = 107  # sockaddr_un.sun_path, less the closing zero
 
 
 class IpcPath:
-    """One claimed path. `claim` it before binding, `release` it after closing."""
+    """One claimed path. `claim` it before binding, `release` it after closing.
+
+    `stream_path`: of the local stream beside it, see `stream_path_of`.
+    """
 
     def __init__(self, address: str) -> None:
         self.path = Path(path_of(address))
+        self.stream_path = stream_path_of(address)
         self._lock_path = self.path.with_name(self.path.name + ".lock")
         self._lock = -1
 
@@ -41,6 +46,7 @@ class IpcPath:
                 raise ConfigError(f"ipc://{self.path} is in use by another process") from error
             if _is_still_there(lock, self._lock_path):
                 self._lock = lock
+                self._unlink(self.stream_path)  # a dead process's: its name would be in our way
             else:  # its last holder removed the file between our open and our lock: lock the new one
                 os.close(lock)
 
@@ -48,11 +54,15 @@ class IpcPath:
         """Remove socket and lock file. Safe to call twice."""
         if self._lock < 0:
             return
-        for path in (self.path, self._lock_path):
-            with contextlib.suppress(OSError):  # a run directory may already have been removed as a whole
-                path.unlink()
+        for path in (self.path, self.stream_path, self._lock_path):
+            self._unlink(path)
         os.close(self._lock)
         self._lock = -1
+
+    def _unlink(self, path: Path | None) -> None:
+        if path is not None:
+            with contextlib.suppress(OSError):  # a run directory may already have been removed as a whole
+                path.unlink()
 
 
 def path_of(address: str) -> str:
@@ -65,6 +75,12 @@ def path_of(address: str) -> str:
             f"{address}: the path has over {PATH_BYTES_MAX} bytes, choose a shorter TENUTO_RUN_DIR"
         )
     return path
+
+
+def stream_path_of(address: str) -> Path | None:
+    """Where the owner of an ipc address also listens without ZeroMQ; None: the name would be too long."""
+    path = path_of(address) + STREAM_SUFFIX
+    return Path(path) if len(os.fsencode(path)) <= PATH_BYTES_MAX else None
 
 
 def nearest(addresses: tuple[str, ...]) -> str:

@@ -151,7 +151,7 @@ class Connection:
             self._liveness.heard(FRONTEND, now_ms)
             for received in came:
                 self._take(received, now_ms)
-        if self._is_open and not self._link.has_more and self._link.take_lost():
+        if self._is_open and not came and self._link.take_lost():  # what it said before is read
             self._lose("was closed")
         self._hear_soon()
 

@@ -4,7 +4,8 @@ Every socket has bounded queues and no linger except for a flush of at most 100 
 One thread owns a socket.
 """
 
-from fabric.sockets.base import CONTROL, TURN_HEADER_BYTES, LinkOptions, context, new_counters
+from fabric.sockets.base import TURN_HEADER_BYTES, context, new_counters
+from fabric.sockets.options import CONTROL, LinkOptions
 from fabric.sockets.push_pull import PullLink, PushOptions, PushPool
 from fabric.sockets.router_dealer import RECONNECT_AFTER_MS, DealerLink, RouterLink
 

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import re
-import select
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 import zmq
 
 from fabric import frames
-from fabric.clock import Clock, MonotonicClock
-from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX, Buffer
+from fabric.codec import Buffer
 from fabric.curve import LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
@@ -27,7 +25,10 @@ from fabric.ipc import IPC, IpcPath
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_streams import LocalStreams
 from fabric.sockets.monitor import ConnectionMonitor
+from fabric.sockets.options import CONTROL, LinkOptions
 from fabric.transit_time import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -56,38 +57,6 @@ _IPC_PEER: Final = re.compile(
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
 
 
-@dataclass(slots=True, frozen=True)
-class LinkOptions:
-    """Bounds of one link. A queue of messages is per peer and direction; the others are per message.
-
-    `header_bytes_max`: of those that come in, as the link's purpose needs. `payload_bytes_max` 0: no tensors.
-    `is_sharing`: tensors may come through memory that processes of this host share, from peers connected by ipc.
-    `queue_bytes_max`: of a router, waiting for one peer, in messages of 64 kB and more; one message is always
-    allowed into an empty queue, however large.
-    """
-
-    clock: Clock = field(default_factory=MonotonicClock)
-    queue_messages_max: int = 1_000
-    header_bytes_max: int = LONG_HEADER_BYTES_MAX
-    payload_bytes_max: int = frames.PAYLOAD_BYTES_MAX
-    is_sharing: bool = False
-    queue_bytes_max: int = 256 << 20
-
-    @property
-    def frame_bytes_max(self) -> int:
-        """Of a single frame; who sends a larger one loses the connection."""
-        return max(self.payload_bytes_max, self.header_bytes_max)
-
-    @property
-    def frames_max(self) -> int:
-        """Of a message without its route: more are not kept."""
-        return frames.FRAMES_MAX if self.payload_bytes_max else 1
-
-
-CONTROL: Final = LinkOptions(header_bytes_max=BULKY_HEADER_BYTES_MAX, payload_bytes_max=0)
-"""What roles say to one another: no tensors, but lists of a whole cluster."""
-
-
 @cache
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """The process's ZeroMQ context, made at first use, ended at exit with nothing left to linger."""
@@ -98,10 +67,11 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 class SocketLink(ABC):
-    """What all links over one socket share."""
+    """What all links over one socket share: that socket of ZeroMQ's, and the local streams beside it."""
 
     kind: ClassVar[int]
-    routes: ClassVar[int] = 0  # frames before the header
+    is_routing: ClassVar[bool] = False
+    """Whether ZeroMQ puts a route before the header."""
     default: ClassVar[LinkOptions] = CONTROL
 
     def __init__(self, options: LinkOptions | None = None, guard: LinkAccess | None = None) -> None:
@@ -114,15 +84,24 @@ class SocketLink(ABC):
         self._claims: list[IpcPath] = []
         self._addresses: list[str] = []
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
-        self._socket = open_socket(self.kind, self._options)
+        self._lost: list[PeerId] = []  # whose connections have ended, until somebody asks
+        self._has_looked = False  # just now, so that the next `receive` need not
+        with naming_descriptors():
+            self._streams = LocalStreams(self._options)
         self._monitor: ConnectionMonitor | None = None
-        self._epoll: select.epoll | None = None
+        try:
+            self._socket = open_socket(self.kind, self._options)
+        except PeerLost:
+            self._streams.close(0.0)
+            raise
         self._lender = _ByIpc() if self._options.is_sharing else None
-        self._frames_max = self.routes + self._options.frames_max
+        self._frames_max = self.is_routing + self._options.frames_max
         self._is_amid = False  # in a message that has more frames than were taken of it
         # Asking ZeroMQ whether there is more is the dearest thing in a quiet turn of a loop, and its answer can only
         # have changed after something was done with the socket, or when the descriptor says so.
         self._is_touched = True
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._streams.watch(self._descriptor)
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -136,40 +115,37 @@ class SocketLink(ABC):
             self._counters["keys_refused"] = float(self._guard.refused)
         if self._lender is not None:
             self._counters["shared_bytes_in"] = float(self._lender.lent_bytes)
+        self._counters["local_streams"] = float(len(self._streams))
         return self._counters
 
     @property
     def has_more(self) -> bool:
-        """Whether a message is waiting of which the descriptor may not tell, because the socket was used since."""
-        if self._came:
+        """Whether somebody is lost, or a message is waiting of which the descriptor may not tell."""
+        if self._came or self._lost or self._streams.has_more:
             return True
-        if not self._is_touched or self._socket.closed:
-            return False
-        self._is_touched = bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
-        return self._is_touched
+        return self._is_touched and self._is_zmq_waiting()
 
     def fileno(self) -> int:
-        """ZeroMQ's edge-triggered descriptor, or one that also tells of ended connections; -1 once closed."""
-        if self._socket.closed:
-            return -1
-        return int(self._socket.getsockopt(zmq.FD)) if self._epoll is None else self._epoll.fileno()
+        """A descriptor that tells of messages by ZeroMQ and by local streams, and of ended connections; -1 once closed."""
+        return self._streams.fileno()
 
     def take_lost(self) -> Sequence[PeerId]:
-        """Nobody: only links with a monitor hear of ended connections."""
-        return ()
+        """Peers whose connection was closed, or that a send found gone, since the last call. Payload's links hear of none."""
+        self._look()
+        self._has_looked = True
+        self._note_ended()
+        lost, self._lost = self._lost, []
+        return lost
 
     def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
         """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""
         try:
-            self._monitor = ConnectionMonitor(self._socket, context(), events)
-            self._epoll = select.epoll()
-            for descriptor in (int(self._socket.getsockopt(zmq.FD)), self._monitor.fileno()):
-                self._epoll.register(descriptor, select.EPOLLIN)
-        except (OSError, zmq.ZMQError) as error:
+            with naming_descriptors():
+                self._monitor = ConnectionMonitor(self._socket, context(), events)
+        except PeerLost:
             self.close()
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise PeerLost(f"no socket can be opened: {error.strerror}") from error
+            raise
+        self._streams.watch(self._monitor.descriptor)
         return self._monitor
 
     def receive(self, limit: int) -> Sequence[Received]:
@@ -177,20 +153,18 @@ class SocketLink(ABC):
         came, self._came = self._came, []
         if self._guard is not None:
             self._follow_keys()
-        counters, routes = self._counters, self.routes
+        if not self._has_looked:
+            self._look()
+        self._has_looked = False
+        counters = self._counters
         taken = headers_size = 0
-        while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES and not self._socket.closed:
-            self._is_touched = True
-            if self._is_amid and not self._pass_over():
-                break
+        while len(came) + taken < limit and headers_size < TURN_HEADER_BYTES:
             try:
                 whole = self._take_whole()
-            except zmq.Again:
-                break
-            if len(whole.parts) > routes:
-                headers_size += len(whole.parts[routes])
-            counters["bytes_in"] += frames.size_of(whole.parts[routes:])
-            try:
+                if whole is None:
+                    break
+                headers_size += len(whole.parts[0]) if whole.parts else 0
+                counters["bytes_in"] += frames.size_of(whole.parts)
                 came += self._open_up(whole)
             except RemoteProtocolError as error:
                 counters["outdated_in" if isinstance(error, Outdated) else "garbage_in"] += 1
@@ -198,6 +172,8 @@ class SocketLink(ABC):
             # Mostly one message is waiting, and asking costs half of being told that there is no other.
             if len(came) + taken == 1 and not self.has_more:
                 break
+        if self._streams.ended:
+            self._note_streams_ended()
         if len(came) > limit:
             came, self._came = came[:limit], came[limit:]
         if came:
@@ -209,9 +185,7 @@ class SocketLink(ABC):
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
-        if self._epoll is not None:
-            self._epoll.close()
-            self._epoll = None
+        self._streams.close(FLUSH_MS)
         self._socket.close(linger=FLUSH_MS)
         for claim in self._claims:
             claim.release()
@@ -227,41 +201,74 @@ class SocketLink(ABC):
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         """Queue messages that travel as one; False: none of them is queued."""
 
-    def _take_whole(self) -> Whole:
-        """All frames of one message; of one with too many only as many as it takes to tell. Raises zmq.Again."""
-        frame = self._socket.recv(_NOBLOCK, copy=False)
-        parts = [_content(frame)]
-        while frame.more:
-            if len(parts) > self._frames_max:
-                self._is_amid = True
-                break
+    def _look(self) -> None:
+        """Find out what the descriptor tells of."""
+        streams = self._streams
+        if streams.fileno() < 0:
+            return
+        streams.look()
+        if streams.told:
+            if self._descriptor in streams.told:
+                self._is_touched = True
+            if self._monitor is not None and self._monitor.descriptor in streams.told:
+                self._monitor.is_told = True
+            streams.told.clear()
+        if streams.ended:
+            self._note_streams_ended()
+
+    def _is_zmq_waiting(self) -> bool:
+        if self._socket.closed:
+            return False
+        self._is_touched = bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
+        return self._is_touched
+
+    def _take_whole(self) -> Whole | None:
+        """All frames of the next message, of those that come by local streams first; None: there is none.
+
+        Raises RemoteProtocolError for what breaks the bounds: by a stream, which has ended then, or of too many frames.
+        """
+        streamed = self._streams.take()
+        if streamed is not None:
+            stream, parts = streamed
+            return Whole(b"", parts, None, stream)
+        if not self._is_touched or self._socket.closed or (self._is_amid and not self._pass_over()):
+            return None
+        try:
             frame = self._socket.recv(_NOBLOCK, copy=False)
-            parts.append(_content(frame))
-        return Whole(parts, frame)
+        except zmq.Again:
+            self._is_touched = False
+            return None
+        came = [_content(frame)]
+        while frame.more:
+            if len(came) > self._frames_max:
+                self._is_amid = True
+                raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
+            frame = self._socket.recv(_NOBLOCK, copy=False)
+            came.append(_content(frame))
+        return Whole(came[0], came[1:], frame, None) if self.is_routing else Whole(b"", came, frame, None)
 
     def _pass_over(self) -> bool:
         """Take what is left of a message that is too long; False: there is more of it than one turn may take."""
-        for _ in range(frames.FRAMES_MAX):
-            if not self._socket.recv(_NOBLOCK, copy=False).more:
-                self._is_amid = False
-                return True
+        with contextlib.suppress(zmq.Again):
+            for _ in range(frames.FRAMES_MAX):
+                if not self._socket.recv(_NOBLOCK, copy=False).more:
+                    self._is_amid = False
+                    return True
         return False
 
     def _open_up(self, whole: Whole) -> list[Received]:
-        if len(whole.parts) > self._frames_max:
-            raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
         peer, speaker = self._sender(whole)
         lender = self._lender
         if lender is not None:
             lender.frame = whole.last
         envelope, named = frames.split(
-            whole.parts[self.routes :],
+            whole.parts,
             header_bytes_max=self._options.header_bytes_max,
             payload_bytes_max=self._options.payload_bytes_max,
             borrowed=lender,
         )
         if lender is not None:
-            lender.frame = _NO_FRAME  # it may be large
+            lender.frame = None  # it may be large
         if self._guard is not None and speaker is not None:
             for parcel in envelope.parcels:
                 self._guard.check_owner(speaker.principal, parcel.body)
@@ -280,6 +287,13 @@ class SocketLink(ABC):
 
         Raises RemoteProtocolError for who may not, Outdated for who has said something newer.
         """
+
+    def _note_ended(self) -> None:  # noqa: B027  most links have nothing to do here
+        """Find out which of ZeroMQ's connections have ended."""
+
+    def _note_streams_ended(self) -> None:
+        """Somebody at the other end of a local stream is gone; whoever sends payload needs no answer."""
+        self._streams.ended.clear()
 
     def _follow_keys(self) -> None:
         if self._guard is not None and not self._socket.closed and self._guard.has_changed():
@@ -319,6 +333,8 @@ class ListeningLink(SocketLink):
                     claim = IpcPath(address)
                     claim.claim()
                     self._claims.append(claim)
+                    with private_files():  # before ZeroMQ's, so that whoever finds that one can find this one
+                        self._streams.listen(claim.stream_path)
                 elif address.startswith("tcp://"):
                     check_listening(address, guard)
                     if guard is not None and not is_guarded:
@@ -333,7 +349,9 @@ class ListeningLink(SocketLink):
             raise
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
-        return NOBODY, None if self._guard is None else self._guard.check(whole.last, NOBODY)
+        return NOBODY, None if self._guard is None or whole.last is None else self._guard.check(
+            whole.last, NOBODY
+        )
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         guard.hang_up_on_revoked()
@@ -344,34 +362,36 @@ class Outdated(RemoteProtocolError):
 
 
 class Whole(NamedTuple):
-    """A message as it came."""
+    """A message as it came, by ZeroMQ or by a local stream."""
 
-    parts: list[Buffer]
-    last: zmq.Frame  # knows by which connection it came
-
-
-_NO_FRAME: Final = zmq.Frame()
+    route: Buffer
+    """The identity of the connection, where ZeroMQ says it."""
+    parts: Sequence[Buffer]
+    last: zmq.Frame | None
+    """Knows by which of ZeroMQ's connections it came."""
+    stream: LocalStream | None
 
 
 class _ByIpc:
     """Lends what is in shared memory to peers that are connected by ipc: only they can be of our host and user.
 
-    `frame`: of the message that is looked at.
+    `frame`: of the message that is looked at; None: it came by a local stream, whose peer is.
     """
 
     def __init__(self) -> None:
-        self.frame = _NO_FRAME
+        self.frame: zmq.Frame | None = None
         self.lent_bytes = 0
         self._borrowed = Borrowed()
 
     def place(self, at: SharedAt, size: int) -> Region:
         """Raises RemoteProtocolError for another peer, and for bytes that are not there."""
-        try:
-            shown = str(self.frame.get("Peer-Address"))
-        except zmq.ZMQError:  # it had gone before its connection was looked at
-            shown = "an address unknown"
-        if not _IPC_PEER.fullmatch(shown):
-            raise RemoteProtocolError(f"a peer at {shown} cannot share memory with us")
+        if self.frame is not None:
+            try:
+                shown = str(self.frame.get("Peer-Address"))
+            except zmq.ZMQError:  # it had gone before its connection was looked at
+                shown = "an address unknown"
+            if not _IPC_PEER.fullmatch(shown):
+                raise RemoteProtocolError(f"a peer at {shown} cannot share memory with us")
         region = self._borrowed.place(at, size)
         self.lent_bytes += len(region.data)
         return region
@@ -420,12 +440,8 @@ def new_counters() -> dict[str, float]:
 
 def open_socket(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
     """Raises PeerLost where there is no descriptor left for it."""
-    try:
+    with naming_descriptors():
         opened = context().socket(kind)
-    except zmq.ZMQError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise PeerLost(f"no socket can be opened: {error.strerror}") from error
     opened.setsockopt(zmq.LINGER, 0)
     opened.setsockopt(zmq.SNDHWM, options.queue_messages_max)
     opened.setsockopt(zmq.RCVHWM, min(options.queue_messages_max, RECEIVED_MAX))
@@ -530,3 +546,14 @@ def naming(address: str, doing: str) -> Iterator[None]:
     except zmq.ZMQError as error:
         reason = "it is in use" if error.errno == zmq.EADDRINUSE else str(error).lower()
         raise ConfigError(f"cannot {doing} {address}: {reason}") from error
+
+
+@contextlib.contextmanager
+def naming_descriptors() -> Iterator[None]:
+    """Turn the error that no descriptor is left into PeerLost."""
+    try:
+        yield
+    except (OSError, zmq.ZMQError) as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise PeerLost(f"no socket can be opened: {error.strerror}") from error

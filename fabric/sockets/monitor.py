@@ -27,6 +27,8 @@ class ConnectionMonitor:
     def __init__(
         self, watched: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], events: int
     ) -> None:
+        self.is_told = True
+        """Something may have happened that has not been heard; its owner says so when the descriptor does."""
         address = f"inproc://connections-{next(_NAMES)}"
         watched.monitor(address, events)
         self._watched = watched
@@ -41,10 +43,8 @@ class ConnectionMonitor:
         # there are no more of them than connections that were made.
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(address)
-
-    def fileno(self) -> int:
+        self.descriptor = int(self._socket.getsockopt(zmq.FD))
         """Readable when something may have happened."""
-        return int(self._socket.getsockopt(zmq.FD))
 
     def ended(self) -> Sequence[int]:
         """The descriptor of each connection that has ended since the last call; it may name another one by now."""
@@ -65,6 +65,9 @@ class ConnectionMonitor:
         self._socket.close()
 
     def _hear(self) -> None:
+        if not self.is_told:
+            return
+        self.is_told = False
         while int(self._socket.getsockopt(_EVENTS)) & _READABLE:
             told, _ = self._socket.recv_multipart(zmq.NOBLOCK)
             event, descriptor = _EVENT.unpack(told)

@@ -8,6 +8,7 @@ messages, so the bytes are ours to count, by trackers that tell when ZeroMQ is d
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +16,9 @@ import zmq
 
 from fabric import frames
 from fabric.curve import LinkAccess, principal_of_receiver
-from fabric.errors import ConfigError, PeerLost
+from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Incarnation, PeerId
-from fabric.ipc import IPC, nearest
+from fabric.ipc import IPC, nearest, stream_path_of
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.shared_memory import is_shared_with, memory_address
@@ -25,7 +26,6 @@ from fabric.sockets.base import (
     COPY_BELOW_BYTES,
     FLUSH_MS,
     InFlight,
-    LinkOptions,
     ListeningLink,
     connect_socket,
     new_counters,
@@ -34,6 +34,9 @@ from fabric.sockets.base import (
     open_socket,
     send_parts,
 )
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_streams import LocalStreams
+from fabric.sockets.options import LinkOptions
 from fabric.tensors import ArenaSharing
 
 
@@ -77,13 +80,19 @@ class _Target:
     is_sharing: bool = False
     key: str = ""  # by which we know who is there
     socket: zmq.Socket[bytes] | None = None
+    stream: LocalStream | None = None
+    is_turned_away: bool = (
+        False  # from local streams: one has ended, so this incarnation is gone, or takes no more of them
+    )
     used_at_ms: float = 0.0
     in_flight: InFlight = field(default_factory=InFlight)
 
-    def close(self, linger_ms: int) -> None:
+    def close(self, streams: LocalStreams, linger_ms: int) -> None:
+        if self.stream is not None:
+            streams.end(self.stream, is_flushed=linger_ms > 0)
         if self.socket is not None:
             self.socket.close(linger=linger_ms)
-        self.socket = None
+        self.socket = self.stream = None
         self.in_flight = InFlight()
 
 
@@ -103,6 +112,7 @@ class PushPool:
         self._clock = self._options.link.clock
         self._counters = new_counters()
         self._targets: dict[PeerId, _Target] = {}
+        self._streams = LocalStreams(self._options.link)
         self._swept_at_ms = 0.0
 
     def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
@@ -111,7 +121,7 @@ class PushPool:
         if target is not None and (target.incarnation, target.addresses) == (incarnation, tuple(addresses)):
             return
         if target is not None:
-            target.close(linger_ms=0)  # who has its address now is another one
+            target.close(self._streams, linger_ms=0)  # who has its address now is another one
         is_known_here = self._options.shared_bytes_max > 0 and any(map(is_shared_with, addresses))
         self._targets[peer] = _Target(incarnation, tuple(addresses), is_known_here)
 
@@ -129,7 +139,7 @@ class PushPool:
         if now_ms - self._swept_at_ms > 1_000.0:
             self.close_idle(now_ms)
         try:
-            socket = self._socket_to(peer, target)
+            self._open(peer, target)
         except (ConfigError, PeerLost):
             # The directory holds what somebody said of himself; or there is no descriptor left, for the moment.
             return self._unroutable()
@@ -143,10 +153,14 @@ class PushPool:
         )
         parts = frames.join((packed,), epoch=self.epoch, sent_at_ms=now_ms)
         size = frames.size_of(parts)
+        target.used_at_ms = now_ms
+        if target.stream is not None:
+            is_in = target.stream.send(parts, size)
+            return note_sent(self._counters, size, (packed,)) if is_in else note_refused(self._counters)
+        assert target.socket is not None, "one of them is open"
         if not target.in_flight.has_room(size, self._options.queue_bytes_max):
             return note_refused(self._counters)
-        target.used_at_ms = now_ms
-        is_in, tracker = send_parts(socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
+        is_in, tracker = send_parts(target.socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
         if not is_in:
             return note_refused(self._counters)
         target.in_flight.add(tracker, size)
@@ -159,18 +173,26 @@ class PushPool:
         """
         target = self._targets.pop(peer, None)
         if target is not None:
-            target.close(linger_ms=FLUSH_MS)
+            target.close(self._streams, linger_ms=FLUSH_MS)
 
     def close_idle(self, now_ms: float) -> None:
         """Close sockets unused for 60 s; the next send opens one again. `send` sees to it once a second."""
         self._swept_at_ms = now_ms
+        self._streams.end_leaving()
         for target in self._targets.values():
             if now_ms - target.used_at_ms > self._options.idle_close_ms:
-                target.close(linger_ms=0)
+                target.close(self._streams, linger_ms=0)
 
     def receive(self, limit: int) -> Sequence[Received]:
-        """Nothing comes in by this link."""
+        """Nothing comes in by this link; what waits for room in a local stream goes on, and streams that have ended are closed."""
         del limit
+        if self._streams.fileno() >= 0:
+            self._streams.look()
+            with contextlib.suppress(RemoteProtocolError):
+                while self._streams.take() is not None:  # who takes payload says nothing
+                    pass
+            if self._streams.ended:
+                self._close_ended()
         return ()
 
     def take_lost(self) -> Sequence[PeerId]:
@@ -179,8 +201,8 @@ class PushPool:
 
     @property
     def has_more(self) -> bool:
-        """Nothing comes in by this link."""
-        return False
+        """Whether a stream has ended that is not closed yet."""
+        return self._streams.has_more
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -190,18 +212,20 @@ class PushPool:
     @property
     def counters(self) -> Mapping[str, float]:
         """See `new_counters`, and `sockets_open`."""
-        is_open = sum(target.socket is not None for target in self._targets.values())
-        return {**self._counters, "sockets_open": float(is_open)}
+        is_open = sum((target.socket or target.stream) is not None for target in self._targets.values())
+        streams = float(len(self._streams))
+        return {**self._counters, "sockets_open": float(is_open), "local_streams": streams}
 
     def fileno(self) -> int:
-        """Nothing to wait for."""
-        return -1
+        """Readable when a local stream has room for what waits, or has ended; -1 once closed."""
+        return self._streams.fileno()
 
     def close(self) -> None:
-        """Flush for at most 100 ms in the background."""
+        """Flush for at most 100 ms."""
         for target in self._targets.values():
-            target.close(linger_ms=FLUSH_MS)
+            target.close(self._streams, linger_ms=FLUSH_MS)
         self._targets.clear()
+        self._streams.close(FLUSH_MS)
         self._sharing.close()
 
     def _unroutable(self) -> bool:
@@ -211,19 +235,29 @@ class PushPool:
     def _close_revoked(self, guard: LinkAccess) -> None:
         for peer, target in self._targets.items():
             if target.key and not guard.trusts(target.key, principal_of_receiver(peer)):
-                target.close(linger_ms=0)
+                target.close(self._streams, linger_ms=0)
 
-    def _socket_to(self, peer: PeerId, target: _Target) -> zmq.Socket[bytes]:
-        if target.socket is None:
-            address = nearest(target.addresses)
-            opened = open_socket(zmq.PUSH, self._options.link)
-            try:
-                address, target.key = connect_socket(
-                    opened, address, self._guard, principal_of_receiver(peer)
-                )
-            except ConfigError:
-                opened.close()
-                raise
-            target.socket = opened
-            target.is_sharing = target.is_known_here and address.startswith(IPC)
-        return target.socket
+    def _close_ended(self) -> None:
+        for target in self._targets.values():
+            if target.stream in self._streams.ended:
+                target.stream, target.is_turned_away = None, True
+        self._streams.ended.clear()
+
+    def _open(self, peer: PeerId, target: _Target) -> None:
+        """A way to it, if there is none yet. Raises ConfigError and PeerLost as sockets do."""
+        if target.socket is not None or target.stream is not None:
+            return
+        address = nearest(target.addresses)
+        is_by_ipc = address.startswith(IPC)
+        target.is_sharing = target.is_known_here and is_by_ipc
+        if is_by_ipc and not target.is_turned_away:
+            target.stream = self._streams.connect(stream_path_of(address), b"")
+            if target.stream is not None:
+                return
+        opened = open_socket(zmq.PUSH, self._options.link)
+        try:
+            _, target.key = connect_socket(opened, address, self._guard, principal_of_receiver(peer))
+        except ConfigError:
+            opened.close()
+            raise
+        target.socket = opened

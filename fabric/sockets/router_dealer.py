@@ -14,16 +14,15 @@ import zmq
 
 from fabric import frames
 from fabric.curve import LinkAccess, Speaker, principal_of_server
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import PeerId
-from fabric.ipc import IPC, nearest
+from fabric.ipc import IPC, nearest, stream_path_of
 from fabric.link import Packed, Received
 from fabric.sockets.base import (
     COPY_BELOW_BYTES,
     HANDSHAKE_MS,
     MORE,
     InFlight,
-    LinkOptions,
     ListeningLink,
     Outdated,
     SocketLink,
@@ -33,6 +32,8 @@ from fabric.sockets.base import (
     note_sent,
     send_parts,
 )
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.options import LinkOptions
 from fabric.sockets.routes import Routes, new_route
 
 _IDENTITIES_LOST_MAX: Final = 10_000
@@ -55,7 +56,7 @@ class RouterLink(ListeningLink):
     """
 
     kind = zmq.ROUTER
-    routes = 1
+    is_routing = True
 
     def __init__(self, options: LinkOptions | None = None, guard: LinkAccess | None = None) -> None:
         super().__init__(options, guard)
@@ -65,7 +66,7 @@ class RouterLink(ListeningLink):
         self._connections = self._watch_connections()
         self._descriptor_of: dict[PeerId, int] = {}
         self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
-        self._lost: list[PeerId] = []
+        self._stream_of: dict[PeerId, LocalStream] = {}  # those whose newest connection is one
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
@@ -78,6 +79,14 @@ class RouterLink(ListeningLink):
             return self._unroutable(peer)
         parts = self._join(packed)
         size = frames.size_of(parts)
+        stream = self._stream_of.get(peer)
+        if stream is not None:
+            if stream.send(parts, size):
+                return note_sent(self._counters, size, packed)
+            if stream.is_broken:  # lost it is when what it has said before is read
+                self._counters["unroutable_out"] += 1
+                return False
+            return note_refused(self._counters)
         is_large = size >= COPY_BELOW_BYTES
         if is_large and not self._of(peer).has_room(size, self._options.queue_bytes_max):
             return note_refused(self._counters)
@@ -95,17 +104,6 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
-    def take_lost(self) -> Sequence[PeerId]:
-        """Peers whose connection was closed, or that a send found gone, since the last call."""
-        self._note_ended()
-        lost, self._lost = self._lost, []
-        return lost
-
-    @property
-    def has_more(self) -> bool:
-        """Whether somebody is lost, or a message is waiting."""
-        return bool(self._lost) or ((self._is_touched or bool(self._came)) and super().has_more)
-
     def _note_ended(self) -> None:
         if self._socket.closed:
             return
@@ -117,6 +115,13 @@ class RouterLink(ListeningLink):
                 self._routes.forget(peer)
                 self._note_lost(peer)
 
+    def _note_streams_ended(self) -> None:
+        for stream in self._streams.ended:
+            if self._stream_of.get(stream.peer) is stream:
+                self._routes.forget(stream.peer)
+                self._note_lost(stream.peer)
+        self._streams.ended.clear()
+
     def _unroutable(self, peer: PeerId) -> bool:
         self._counters["unroutable_out"] += 1
         self._routes.forget(peer)
@@ -126,6 +131,9 @@ class RouterLink(ListeningLink):
     def _note_lost(self, peer: PeerId) -> None:
         """It is told of once, by whichever saw it first."""
         self._descriptor_of.pop(peer, None)
+        stream = self._stream_of.pop(peer, None)
+        if stream is not None:
+            self._streams.end(stream)
         if len(self._lost) < _IDENTITIES_LOST_MAX:
             self._lost.append(peer)
         self.transit.forget(peer)
@@ -147,20 +155,46 @@ class RouterLink(ListeningLink):
         return own
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
-        route = bytes(whole.parts[0])
+        if whole.stream is not None:
+            return whole.stream.peer or self._greeted(whole.stream), None
+        assert whole.last is not None, "it came by ZeroMQ"
+        route = bytes(whole.route)
         known = self._routes.peer_at(route)
         peer, mark = (known, "") if known is not None else frames.peer_from(route)
         speaker = None if self._guard is None else self._guard.check(whole.last, peer)
         if known is None:
-            self._note_ended()  # before the message is looked at: the kernel gives descriptors out again
-            if not self._routes.note(route, peer, mark, None if speaker is None else speaker.public):
-                raise Outdated(f"{peer} has a newer connection")
+            self._note_spoken(route, peer, mark, None if speaker is None else speaker.public)
         descriptor = whole.last.get(zmq.SRCFD)
         if (known is None or self._descriptor_of.get(peer) != descriptor) and self._routes.to(peer) == route:
             assert isinstance(descriptor, int), "asked for a number"
             self._descriptor_of[peer] = descriptor
             self._peer_at[descriptor] = peer
         return peer, speaker
+
+    def _greeted(self, stream: LocalStream) -> PeerId:
+        """The first message by a stream: from now on its peer is answered there."""
+        assert stream.identity is not None, "that came before"
+        try:
+            peer, mark = frames.peer_from(stream.identity)
+            self._note_spoken(stream.identity, peer, mark, None)
+        except RemoteProtocolError:
+            self._streams.end(stream)
+            raise
+        stream.peer = peer
+        self._descriptor_of.pop(peer, None)
+        self._stream_of[peer] = stream
+        return peer
+
+    def _note_spoken(self, route: bytes, peer: PeerId, mark: str, key: str | None) -> None:
+        """Somebody speaks by a connection for the first time. Raises Outdated where he has spoken by a newer one."""
+        self._look()
+        self._note_ended()  # before the message is looked at: the kernel gives descriptors out again
+        if not self._routes.note(route, peer, mark, key):
+            raise Outdated(f"{peer} has a newer connection")
+        former = self._stream_of.pop(peer, None)
+        if former is not None:
+            self._counters["outdated_in"] += former.unread()
+            self._streams.end(former)
 
 
 class DealerLink(SocketLink):
@@ -189,6 +223,10 @@ class DealerLink(SocketLink):
         self._connected_to = ""
         self._server_key = ""
         self._connect_at_ms: float | None = None
+        self._identity = b""
+        self._stream: LocalStream | None = None
+        self._is_by_zmq = False  # ZeroMQ's connection has carried something, so all the rest goes there
+        self._is_turned_away = False  # from local streams, as long as ZeroMQ's connection stands
         self._failures = 0  # handshakes since the last that did not fail
         self._was_let_in = False
         self._connections = self._watch_connections(
@@ -239,11 +277,12 @@ class DealerLink(SocketLink):
             else ""
         )
 
-    def take_lost(self) -> Sequence[PeerId]:
-        """The server, if its connection was closed since the last call. A new one is on its way by itself."""
-        if self._socket.closed:
-            return ()
-        return (self._server,) if self._connections.ended() else ()
+    def _note_ended(self) -> None:
+        if self._socket.closed or not self._connections.ended():
+            return
+        if self._is_by_zmq:  # else it stood idle beside a local stream
+            self._lost.append(self._server)
+        self._is_by_zmq = self._is_turned_away = False
 
     @property
     def is_by_ipc(self) -> bool:
@@ -264,13 +303,19 @@ class DealerLink(SocketLink):
                 self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
                 return note_refused(self._counters)
         parts = self._join(packed)
+        size = frames.size_of(parts)
+        if self._stream is None and self.is_by_ipc and not (self._is_by_zmq or self._is_turned_away):
+            self._stream = self._streams.connect(stream_path_of(self._connected_to), self._identity)
+        if self._stream is not None:
+            is_in = self._stream.send(parts, size)
+            return note_sent(self._counters, size, packed) if is_in else note_refused(self._counters)
         self._is_touched = True
         is_in, _ = send_parts(self._socket, parts)
         if not is_in:
             self._look_why()
             return note_refused(self._counters)
-        self._failures, self.refusal, self._was_let_in = 0, "", True
-        return note_sent(self._counters, frames.size_of(parts), packed)
+        self._failures, self.refusal, self._was_let_in, self._is_by_zmq = 0, "", True, True
+        return note_sent(self._counters, size, packed)
 
     def _connect(self) -> None:
         self._is_touched = True
@@ -278,7 +323,8 @@ class DealerLink(SocketLink):
         address = nearest(self._given)
         if not address.startswith(IPC):  # after a handshake that failed we begin the next, not ZeroMQ
             self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
-        self._socket.setsockopt(zmq.ROUTING_ID, new_route(self._own))
+        self._identity = new_route(self._own)
+        self._socket.setsockopt(zmq.ROUTING_ID, self._identity)
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
         self._connect_at_ms = None
@@ -286,11 +332,16 @@ class DealerLink(SocketLink):
     def _drop_unread(self) -> None:
         """What came by the connection before, whose end ZeroMQ lets us read: it is of before we gave the server up."""
         self._came, self._is_amid = [], False
+        self._is_by_zmq = self._is_turned_away = False
+        self._lost.clear()
         with contextlib.suppress(zmq.Again):
             while True:
                 self._socket.recv(zmq.NOBLOCK)
 
     def _connect_later(self, after_ms: float) -> None:
+        if self._stream is not None:
+            self._streams.end(self._stream)
+            self._stream = None
         if self._connected_to:
             with contextlib.suppress(zmq.ZMQError):  # ENOENT: it broke at this very moment
                 self._socket.disconnect(self._connected_to)
@@ -299,6 +350,7 @@ class DealerLink(SocketLink):
 
     def _look_why(self) -> None:
         """There is no connection; find out whether a handshake failed."""
+        self._look()
         for event in self._connections.failed():
             if self._connected_to.startswith(IPC):
                 continue
@@ -319,6 +371,13 @@ class DealerLink(SocketLink):
                 case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS
             self._connect_later(after_ms)
+
+    def _note_streams_ended(self) -> None:
+        for stream in self._streams.ended:
+            if stream is self._stream:
+                self._stream, self._is_turned_away = None, not stream.has_heard
+                self._lost.append(self._server)
+        self._streams.ended.clear()
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         if self._server_key and not guard.trusts(self._server_key, principal_of_server(self._server)):

@@ -1,4 +1,4 @@
-"""What `tenuto doctor` looks at beside packages: clocks, timers, cores, the interpreter, ZeroMQ, memory, descriptors, GPUs.
+"""What `tenuto doctor` looks at beside packages: clocks, timers, cores, the interpreter, ZeroMQ, memory, streams, descriptors, GPUs.
 
 Each check yields findings; whatever is not `ok` has a remedy. Checks read; none changes anything.
 """
@@ -20,6 +20,8 @@ from typing import Any, Final
 from fabric.clock import MonotonicClock
 from fabric.curve import key_pair_ms, library_version
 from fabric.shared_memory import SWITCH, memory_address
+from fabric.sockets.local_streams import SWITCH as STREAMS_SWITCH
+from fabric.sockets.local_streams import are_allowed
 from roles.runtime.process import wake_exactly
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -177,6 +179,17 @@ def memory() -> Iterator[Finding]:
     )
 
 
+def streams() -> Iterator[Finding]:
+    """Whether roles of one host can speak without ZeroMQ's threads in between."""
+    yield judged(
+        "local streams",
+        "roles of one host speak by Unix sockets",
+        bool(not are_allowed())
+        and f"{STREAMS_SWITCH}=0 forbids them: each message between roles of one host costs three times the CPU",
+        f"unset {STREAMS_SWITCH}",
+    )
+
+
 def descriptors() -> Iterator[Finding]:
     """A frontend has one for each connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -293,6 +306,7 @@ HOST_CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     interpreter,
     zeromq,
     memory,
+    streams,
     descriptors,
     gpus,
 )

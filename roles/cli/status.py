@@ -103,6 +103,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
             console.print(f"  {standby.scheduler_id} stands by, and {plan_state}")
     for role_id, refused in keys_refused(report).items():
         console.print(f"Refused for their key by {role_id}: {refused:.0f} connections and messages")
+    console.print(local_streams_line(report))
     plan = report.scheduler.plan
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
@@ -134,6 +135,16 @@ def silent_lines(live: LiveFigures | None) -> list[str]:
         if live is None
         else [f"{role_id} does not answer: its requests are left out" for role_id in live.silent]
     )
+
+
+def local_streams_line(report: ClusterReport) -> str:
+    """By what the roles of one host speak: docs/wire.md."""
+    connected = {
+        role_id: sum(value for name, value in counters.items() if name.endswith("local_streams"))
+        for role_id, counters in report.counters.items()
+    }
+    shown = ", ".join(f"{count:.0f} at {role_id}" for role_id, count in connected.items() if count)
+    return f"Local streams: {shown or 'none, all goes by ZeroMQ'}"
 
 
 def keys_refused(report: ClusterReport) -> dict[str, float]:

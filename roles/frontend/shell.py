@@ -68,7 +68,7 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.sources import CLOSED, LinkSource, Source, TranslatedSource
+from roles.runtime.loop.sources import CLOSED, LinkSource, SendingSource, Source, TranslatedSource
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.common import about_process, about_role, other_events
 from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
@@ -195,6 +195,7 @@ class FrontendShell:
                 self._from_clients,
                 *(source for links in self._shards for source in links.sources),
                 LinkSource(self._outputs, self._from_worker),
+                SendingSource(self._slices),
                 self._decoding,
                 self._inputs,
                 self._unsent,

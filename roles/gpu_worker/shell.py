@@ -77,7 +77,7 @@ from roles.runtime.core import NO_PAYLOAD, Heard, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
+from roles.runtime.loop.sources import LinkSource, SendingSource, Source, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import (
     StopSignal,
@@ -199,6 +199,7 @@ class WorkerShell:
                 self._scheduler,
                 self._untold,
                 LinkSource(self._pull, self._from_frontend),
+                SendingSource(self._frontends),
             ],
             self._perform,
             lambda: log_offences(self._core.offences),

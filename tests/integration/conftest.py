@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fabric.sockets.local_streams import SWITCH, are_allowed
+
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
@@ -16,3 +18,13 @@ def tmp_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="t-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=["local streams", "zeromq alone"])
+def streams_or_not(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test, its cluster and its clients, with local streams and without."""
+    if request.param == "zeromq alone":
+        monkeypatch.setenv(SWITCH, "0")
+    are_allowed.cache_clear()
+    yield
+    are_allowed.cache_clear()

@@ -88,6 +88,7 @@ class StandInCluster:
             inputs = self._inputs.receive(64)
             for received in inputs:
                 self._compute(received)
+            self._outputs.receive(0)  # what waits for room goes on
             self._send_outputs()
             if self._is_restart_asked.is_set():
                 self._is_restart_asked.clear()

@@ -110,6 +110,7 @@ async def until_served(client: Client, model: str, limit_ms: float) -> float:
     return clock.now_ms() - began_ms
 
 
+@pytest.mark.usefixtures("streams_or_not")
 def test_every_request_gets_one_answer_although_the_worker_is_killed(tmp_path: Path) -> None:
     async def scenario(cluster: TemporaryCluster) -> None:
         async with Client(cluster.endpoints["client"]) as client:
@@ -151,6 +152,7 @@ async def asked_and_maybe_cancelled(client: Client, draws: random.Random) -> str
     return "answered"
 
 
+@pytest.mark.usefixtures("streams_or_not")
 def test_ten_thousand_requests_have_one_fate_each(tmp_path: Path) -> None:
     draws = random.Random(1)
 

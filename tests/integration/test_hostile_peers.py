@@ -18,12 +18,15 @@ import pytest
 import zmq
 
 from fabric.client import BlockingClient, ask_status
+from fabric.ipc import STREAM_SUFFIX
 from fabric.messages import StatusListed
+from fabric.sockets.local_streams import are_allowed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.runtime.process import read_run_file
 from tests.integration.proc import forget_peak, peak_rss_mb, processes_naming, rss_mb, until
 from tests.integration.raw_zmtp import connect, frame_start, shake_hands, socket_type
 from tests.integration.steady_load import steady_load
+from tests.raw_streams import framed, greeting, numbers
 from tests.unit.fabric.test_codec import COSTLY
 
 MB = 1 << 20
@@ -38,6 +41,7 @@ LISTENING = (
     "garbage_in",
     "operator_garbage_in",
 )  # two of the frontend, then scheduler and `up`
+ROLES = {"frontend", "scheduler", "node", "worker"}
 CONFIG = """
 models: [{name: good, slo_ms: 20000, profile: {alpha_ms: 0.5, beta_ms: 2, max_batch: 32}}]
 cluster: {gpus: 1}
@@ -83,7 +87,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporaryClust
 
 def doors(cluster: TemporaryCluster) -> list[Door]:
     """Every ZeroMQ socket of the cluster that listens: those in its run directory, and their addresses by TCP."""
-    found = [f"ipc://{path}" for path in cluster.run_dir.iterdir() if path.is_socket()]
+    found = [
+        f"ipc://{path}"
+        for path in cluster.run_dir.iterdir()
+        if path.is_socket() and path.suffix != STREAM_SUFFIX
+    ]
     for path in cluster.run_dir.glob("*.json"):
         if path.name.startswith(("frontend", "scheduler", "node")):
             run_file = read_run_file(path)
@@ -168,16 +176,30 @@ ATTACKS: list[Callable[[Door], None]] = [
 ]
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_what_is_no_message_harms_no_role(cluster: TemporaryCluster, attack: Callable[[Door], None]) -> None:
-    attacked = doors(cluster)
-    assert {door.name.partition("-")[0] for door in attacked} >= {"frontend", "scheduler", "node", "worker"}
+@contextmanager
+def unharmed(cluster: TemporaryCluster) -> Iterator[None]:
+    """What happens in the block ends no role, stalls none for long, costs none much memory, and a steady client nothing."""
     pids = sorted(processes_naming(str(cluster.run_dir)))
     before_mb = {pid: rss_mb(pid) for pid in pids}
     for pid in pids:
         forget_peak(pid)
-    garbage_before = garbage_counted(cluster)
     with steady_load(cluster.endpoints["client"], {"good": 20}) as fates:
+        yield
+        for status in statuses(cluster):
+            assert status.counters["turn_ms_max"] < TURN_MS_MAX, status.role_id
+        until(lambda: len(fates.of["good"]) >= 10, what="answers to the steady client")
+    assert fates.refused("good") == []
+    assert sorted(processes_naming(str(cluster.run_dir))) == pids, "nobody ended, nobody was started again"
+    grown_mb = {pid: peak_rss_mb(pid) - before_mb[pid] for pid in pids}
+    assert max(grown_mb.values()) < GROWTH_MB, grown_mb
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_is_no_message_harms_no_role(cluster: TemporaryCluster, attack: Callable[[Door], None]) -> None:
+    attacked = doors(cluster)
+    assert {door.name.partition("-")[0] for door in attacked} >= ROLES
+    garbage_before = garbage_counted(cluster)
+    with unharmed(cluster):
         for door in attacked:
             attack(door)
         if attack in (garbage, costly_headers, too_many_frames):
@@ -188,13 +210,38 @@ def test_what_is_no_message_harms_no_role(cluster: TemporaryCluster, attack: Cal
                 ),
                 what="the garbage",
             )
-        for status in statuses(cluster):
-            assert status.counters["turn_ms_max"] < TURN_MS_MAX, status.role_id
-        until(lambda: len(fates.of["good"]) >= 10, what="answers to the steady client")
-    assert fates.refused("good") == []
-    assert sorted(processes_naming(str(cluster.run_dir))) == pids, "nobody ended, nobody was started again"
-    grown_mb = {pid: peak_rss_mb(pid) - before_mb[pid] for pid in pids}
-    assert max(grown_mb.values()) < GROWTH_MB, grown_mb
+
+
+STREAM_ATTACKS: dict[str, list[bytes]] = {
+    "garbage": [random.Random(7).randbytes(size) for size in range(1, 300)],
+    "garbage in right frames": [greeting("frontend-9/1") + framed(b"\xc1" * 80) * 50],
+    "costly headers": [
+        greeting(f"frontend-9/{number}") + framed(header) * 20
+        for number, header in enumerate(COSTLY.values())
+        if len(header) <= MB
+    ],
+    "enormous frames": [
+        greeting("frontend-9/1") + numbers(1, 0xFFFF_FFFF) + bytes(MB),
+        greeting("frontend-9/2") + framed(bytes(20 * MB)),
+    ],
+    "too many frames": [greeting("frontend-9/1") + framed(*([b""] * 300_000))],
+    "half messages": [(greeting("frontend-9/1") + framed(bytes(1_000)))[:size] for size in range(0, 900, 50)],
+    "many strangers": [b""] * 300,
+}
+
+
+@pytest.mark.skipif(not are_allowed(), reason="this system has no local streams")
+@pytest.mark.parametrize("attack", STREAM_ATTACKS)
+def test_what_is_no_message_by_a_local_stream_harms_no_role(cluster: TemporaryCluster, attack: str) -> None:
+    attacked = sorted(cluster.run_dir.glob(f"*{STREAM_SUFFIX}"))
+    assert {path.name.partition("-")[0] for path in attacked} >= ROLES
+    with unharmed(cluster):
+        for path in attacked:
+            for data in STREAM_ATTACKS[attack]:
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as stranger:  # it hangs up
+                    stranger.settimeout(5.0)
+                    stranger.connect(str(path))
+                    stranger.sendall(data)
 
 
 def garbage_counted(cluster: TemporaryCluster) -> list[float]:

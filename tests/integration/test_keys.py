@@ -223,7 +223,9 @@ def test_a_revoked_key_is_refused_at_its_next_message_and_at_the_door(folder: Pa
     take(router, 1)
     run("revoke", str(folder), FRONTEND)
     assert link.send(SERVER, Ping(2))
-    until(lambda: bool(router._socket.poll(0)), router)  # it is there before its connection is ended
+    until(
+        lambda: not router.receive(0) and router.has_more, router
+    )  # it is there before its connection is ended
     clock.at_ms += LOOK_EVERY_MS
     assert router.receive(16) == []
     assert router.counters["garbage_in"] == 1

@@ -1,7 +1,8 @@
 """Malformed bytes for listening sockets, which are in a process of their own: its end would be a finding.
 
-Two ways in: garbage at the level of ZMTP, over plain TCP and local connections that begin right and go wrong somewhere, and
-right ZMTP whose frames are garbage. With keys and without. In between a friend asks, and must be answered.
+Three ways in: garbage at the level of ZMTP, over plain TCP and local connections that begin right and go wrong somewhere;
+local streams that do; and right ZMTP and right streams whose frames are garbage. With keys and without. In between a friend asks,
+and must be answered.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from fabric.clock import MonotonicClock
 from fabric.curve import LinkAccess, guarded, new_pair
 from fabric.errors import FabricError
 from fabric.ids import PeerId
+from fabric.ipc import IPC, STREAM_SUFFIX
 from fabric.keys import FRONTEND, NODE, SCHEDULER, KeyPair, Keyring, Trusted, TrustedKey
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
 from fabric.sockets import DealerLink, LinkOptions, PullLink, RouterLink, context
 from fabric.sockets.routes import new_route
 from tests.hostile import TYPES, Hostile
 from tests.malformed.mutations import Mutations
+from tests.raw_streams import framed, greeting
 
 CLOCK: Final = MonotonicClock()
 SERVER: Final = PeerId("scheduler-0")
@@ -126,6 +129,31 @@ class Attack:
             self.draws,
             [*whole, _CURVE_GREETING, _CURVE_GREETING + bytes([4, len(hello)]) + hello, _GREETING + command],
         )
+        greeted = greeting("frontend-1/1")
+        self.streams = Mutations(
+            self.draws,
+            [greeted, *(greeted + framed(header) + framed(header, bytes(40)) for header in short)],
+        )
+
+    def send_by_streams(self, count: int) -> None:
+        """Right streams whose frames are garbage; whoever is hung up on comes again."""
+        paths = [f"{addresses[0].removeprefix('ipc://')}{STREAM_SUFFIX}" for addresses in self.addresses]
+        connected: dict[str, plain.socket] = {}
+        try:
+            for number in range(count):
+                path = self.draws.choice(paths)
+                with contextlib.suppress(OSError):
+                    if path not in connected:
+                        connected[path] = _at_stream(path)
+                        connected[path].sendall(greeting(f"frontend-{number % 50}/1"))
+                    parts = [self.frames.one() for _ in range(self.draws.choice((1, 1, 1, 2, 3)))]
+                    connected[path].sendall(framed(*parts))
+                    continue
+                if path in connected:
+                    connected.pop(path).close()
+        finally:
+            for one in connected.values():
+                one.close()
 
     def send_frames(self, count: int) -> None:
         """Right ZMTP with garbage in it, by TCP to both sockets, and by the local socket too."""
@@ -158,6 +186,13 @@ class Attack:
         for _ in range(count):
             address = self.draws.choice(self.addresses[self.draws.randrange(2)])
             if address.startswith("memory"):
+                continue
+            if address.startswith(IPC) and self.draws.random() < 0.5:
+                with (
+                    contextlib.suppress(OSError),
+                    _at_stream(f"{address.removeprefix(IPC)}{STREAM_SUFFIX}") as stream,
+                ):
+                    stream.sendall(self.streams.one())
                 continue
             with contextlib.suppress(OSError), _connected(address) as connection:  # it may hang up meanwhile
                 connection.settimeout(1.0)
@@ -213,7 +248,8 @@ def attack(keys: Keys, inputs: int, draws: random.Random) -> list[str]:
             while done < inputs:
                 share = min(ROUND, inputs - done)
                 run.send_bytes(share // 10)
-                run.send_frames(share - share // 10)
+                run.send_by_streams(share // 4)
+                run.send_frames(share - share // 4 - share // 10)
                 done += share
                 if not run.ask(done):
                     findings.append(f"{label}: after {done} inputs a friend was not answered")
@@ -247,6 +283,13 @@ def attack(keys: Keys, inputs: int, draws: random.Random) -> list[str]:
             f"  memory {grown_mb:+6.1f} MB  descriptors {descriptors:+d}  findings {len(findings)}"
         )
     return findings
+
+
+def _at_stream(path: str) -> plain.socket:
+    connection = plain.socket(plain.AF_UNIX)
+    connection.settimeout(5.0)
+    connection.connect(path)
+    return connection
 
 
 def _connected(address: str) -> plain.socket:

@@ -37,7 +37,7 @@ from roles.gpu_worker.stages.later_stages import meeting_of
 from roles.runtime.core import Handle
 from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
-from roles.runtime.loop.sources import LinkSource, TranslatedSource
+from roles.runtime.loop.sources import LinkSource, SendingSource, TranslatedSource
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import die_with_parent, set_up_descriptors, set_up_logging
 
@@ -94,7 +94,11 @@ class StageShell:
         self._thread.prepare()  # while the worker still loads, and finds where to cut
         self.role = Role[StageEvent, StageAction](
             StageCore(stage),
-            [LinkSource(self._pull, self._heard), TranslatedSource(self._thread, self._from_device)],
+            [
+                LinkSource(self._pull, self._heard),
+                TranslatedSource(self._thread, self._from_device),
+                SendingSource(self._push),
+            ],
             self._perform,
         )
 

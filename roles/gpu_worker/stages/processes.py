@@ -72,22 +72,27 @@ class StageProcesses:
         self._processes = self._push = self._pull = None
 
     def filenos(self) -> Sequence[int]:
-        """Of the socket, and of the processes' ends."""
-        if self._pull is None or self._processes is None:
+        """Of the sockets, and of the processes' ends."""
+        if self._pull is None or self._processes is None or self._push is None:
             return ()
-        return self._pull.fileno(), self._processes.fileno()
+        return self._pull.fileno(), self._processes.fileno(), self._push.fileno()
 
     @property
     def has_more(self) -> bool:
         """Whether something has come, or a process could not be started."""
         if self._pull is None or self._processes is None:
             return False
-        return self._pull.has_more or self._processes.has_more
+        return (
+            self._pull.has_more
+            or self._processes.has_more
+            or (self._push is not None and self._push.has_more)
+        )
 
     def take(self, limit: int, now_ms: float) -> Sequence[StageSaid | StageGone]:
         """What they say, then the ends of those that have ended."""
-        if self._pull is None or self._processes is None:
+        if self._pull is None or self._processes is None or self._push is None:
             return ()
+        self._push.receive(limit)  # what waits for room goes on
         said: list[StageSaid | StageGone] = [
             StageSaid(one.message, one.tensors, one.late_ms) for one in self._pull.receive(limit)
         ]

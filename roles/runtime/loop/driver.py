@@ -29,9 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fabric.clock import Clock, MonotonicClock
+from fabric.inproc import HubLink
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
-from roles.runtime.loop.sources import Source, tells_all
+from roles.runtime.loop.sources import Source, Teller, teller_of, timer_of
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 from roles.runtime.process import wake_exactly
 
@@ -218,7 +219,8 @@ class Driver:
         self._collect_at_ms = 0.0
         sources = [source for role in roles for source in role.sources]
         # After every sleep the caches are cold: what need not be asked is not.
-        self._asked: list[Source[Any]] = [source for source in sources if not tells_all(source)]
+        self._tellers = _tellers(sources)
+        self._timers = [(source, timer) for source in sources if (timer := timer_of(source)) is not None]
         self._passes = _passes(roles)
         self._places = {source: place for place, source in enumerate(sources)}
         self._by_descriptor = {source.fileno(): source for source in sources if source.fileno() >= 0}
@@ -258,8 +260,8 @@ class Driver:
         taken = self._taken = []
         began_ms = now_ms = clock.now_ms()
         for role, own, handed in self._passes:
-            for source in handed:
-                if source.has_more:
+            for source, teller in handed:
+                if teller.has_more:
                     ready.add(source)
             due = ready & own
             ready -= due
@@ -297,12 +299,15 @@ class Driver:
         timed: list[tuple[float, Source[Any]]] = []
         # What a `take` has left, its descriptor may not tell of a second time.
         ready.update(source for source in self._taken if source.has_more)
-        for source in self._asked:
-            if source.has_more:
+        for source, teller in self._tellers:
+            if teller.has_more:
                 ready.add(source)
-            elif (at_ms := source.wake_at_ms) is not None:
+        for source, timer in self._timers:
+            at_ms = timer.wake_at_ms
+            if at_ms is not None:
                 timed.append((at_ms, source))
-                wake_at_ms = min(wake_at_ms, at_ms)
+                if at_ms < wake_at_ms:
+                    wake_at_ms = at_ms
         if ready:
             wake_at_ms = now_ms
         over_ms = now_ms - self._collect_at_ms
@@ -340,18 +345,33 @@ class Driver:
 
 def _passes(
     roles: Sequence[Role[Any, Any]],
-) -> list[tuple[Role[Any, Any], frozenset[Source[Any]], Sequence[Source[Any]]]]:
-    """What a turn goes through: each role, with its sources and those of them that have to be asked.
+) -> list[tuple[Role[Any, Any], frozenset[Source[Any]], Sequence[tuple[Source[Any], Teller]]]]:
+    """What a turn goes through: each role, with its sources and those to which another role of the process may hand something.
 
-    At its begin the sleep has asked all of them. Later, others of this process may have handed something over.
+    The sleep has asked all; what comes by sockets meanwhile is heard in the next turn.
     """
-    asked = [[one for one in role.sources if not tells_all(one)] for role in roles]
-    first = [
-        (role, frozenset(role.sources), own if place else ())
-        for place, (role, own) in enumerate(zip(roles, asked, strict=True))
+    within = [
+        [
+            (one, teller)
+            for one, teller in _tellers(role.sources)
+            if one.fileno() < 0 or isinstance(teller, HubLink)
+        ]
+        for role in roles
     ]
-    again = [(role, frozenset(own), own) for role, own in zip(roles[:-1], asked, strict=False)]
+    first = [
+        (role, frozenset(role.sources), handed if place else ())
+        for place, (role, handed) in enumerate(zip(roles, within, strict=True))
+    ]
+    again = [
+        (role, frozenset(one for one, _ in handed), handed)
+        for role, handed in zip(roles[:-1], within, strict=False)
+    ]
     return [*first, *again]
+
+
+def _tellers(sources: Sequence[Source[Any]]) -> list[tuple[Source[Any], Teller]]:
+    """The sources that have to be asked, and whom."""
+    return [(source, teller) for source in sources if (teller := teller_of(source)) is not None]
 
 
 def run_roles(

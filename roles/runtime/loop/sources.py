@@ -2,9 +2,10 @@
 
 - `LinkSource`: a link whose peers are not watched; a function makes an event of each message.
 - `WatchedLinkSource`: a link whose peers are watched. Messages become `Heard`, silence becomes `Lost`.
+- `SendingSource`: a link by which nothing comes.
 - `TranslatedSource`: another source, whose events a function translates.
 
-All three are a `SourceOver`, as are the sources of single roles that read from another one. A `TimedSource` reads from
+All four are a `SourceOver`, as are the sources of single roles that read from another one. A `TimedSource` reads from
 nothing that tells of itself, so it has only moments. `server_connection.py`
 beside this page has the two for a client's end, `mailbox.py` the one for events of other threads.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Never, Protocol, TypeVar
 
 from fabric.clock import Clock
 from fabric.heartbeats import HeartbeatTiming, Liveness
@@ -152,6 +153,20 @@ class LinkSource(SourceOver, Generic[EventT]):
         return events
 
 
+class SendingSource(SourceOver):
+    """A link that only sends: what waits there for room goes on when there is some. Nothing comes of it."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._link = link
+
+    def take(self, limit: int, now_ms: float) -> Sequence[Never]:
+        """Nothing."""
+        del now_ms
+        self._link.receive(limit)
+        return ()
+
+
 class TimedLink(Link, Protocol):
     """A link that measures the way of its messages."""
 
@@ -243,15 +258,41 @@ class TranslatedSource(SourceOver, Generic[InnerT, EventT]):
         return [event for inner in self.inner.take(limit, now_ms) if (event := translate(inner)) is not None]
 
 
-def tells_all(source: object) -> bool:
-    """Whether a source needs asking only after a `take`: its descriptor tells of all the rest, and it has no moments."""
+class Teller(Protocol):
+    """What knows whether something waits of which no descriptor tells."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something does."""
+        ...
+
+
+class Timer(Protocol):
+    """What knows a source's next moment."""
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """That moment; None: there is none."""
+        ...
+
+
+def teller_of(source: Teller) -> Teller | None:
+    """Whose `has_more` a source's comes down to; None: of all but what a `take` has left its descriptor tells."""
+    kind = type(source)
+    if isinstance(source, SourceOver) and kind.has_more is SourceOver.has_more:
+        return teller_of(source.below)
+    if isinstance(source, Mailbox) and kind.has_more is Mailbox.has_more:
+        return None
+    return source
+
+
+def timer_of(source: Timer) -> Timer | None:
+    """Whose `wake_at_ms` a source's comes down to; None: it has no moments."""
+    kind = type(source)
     if isinstance(source, TranslatedSource):
-        return tells_all(source.inner)
-    if isinstance(source, SourceOver):
-        kind = type(source)
-        is_plain = kind.wake_at_ms is SourceOver.wake_at_ms and kind.has_more is SourceOver.has_more
-        return is_plain and tells_all(source.below)
-    if isinstance(source, Mailbox):
-        box = type(source)
-        return box.wake_at_ms is Mailbox.wake_at_ms and box.has_more is Mailbox.has_more
-    return False
+        return timer_of(source.inner)
+    if isinstance(source, SourceOver) and kind.wake_at_ms is SourceOver.wake_at_ms:
+        return None
+    if isinstance(source, Mailbox) and kind.wake_at_ms is Mailbox.wake_at_ms:
+        return None
+    return source

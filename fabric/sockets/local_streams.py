@@ -1,0 +1,252 @@
+"""The local streams of a link: those that others connected to it, and those that it connected (ADR 0310).
+
+ZeroMQ wakes a thread of its own at both ends of every message: a round trip of 200 bytes costs 150 us of CPU and takes 150 us, by
+a plain Unix socket 45 and 22. So beside each socket of ZeroMQ's at `ipc://PATH` its owner listens at `PATH.stream`. Who
+connects to an ipc address tries that first, and goes by ZeroMQ where nobody listens there, or where the other is of another user.
+
+The first message of whoever connected is a greeting: one frame, `GREETING` and the identity of the connection (see
+`fabric/sockets/routes.py`; of a push socket, none).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from fabric.codec import Buffer
+from fabric.errors import RemoteProtocolError
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.options import LinkOptions
+
+SWITCH: Final = "TENUTO_EXPRESS"
+GREETING: Final = b"TENUTO-STREAM/1 "
+STREAMS_MAX: Final = 8_192
+"""Accepted by one link; who comes then is turned away, and goes by ZeroMQ."""
+_BACKLOG: Final = 128
+_CREDENTIALS: Final = struct.Struct("=iII")  # process, user, group
+_OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@cache
+def are_allowed() -> bool:
+    """Whether this process uses local streams; `TENUTO_EXPRESS=0` in its environment forbids it."""
+    return sys.platform == "linux" and os.environ.get(SWITCH) != "0"
+
+
+class LocalStreams:
+    """The streams of one link, what listens for more of them, and one descriptor that tells of all.
+
+    `watch` lets that descriptor tell of others too.
+    """
+
+    def __init__(self, options: LinkOptions) -> None:
+        self.ended: list[LocalStream] = []
+        """Whose other end is gone, since the owner has emptied this."""
+        self.told: set[int] = set()
+        """Of the descriptors that are watched, those that have told since the owner has emptied this."""
+        self._options = options
+        self._poll = select.epoll()
+        self._streams: dict[int, LocalStream] = {}
+        self._waiting: deque[LocalStream] = deque()  # those that may have a message, in turn
+        self._leaving: list[LocalStream] = []
+        self._listener: socket.socket | None = None
+
+    def __len__(self) -> int:
+        """How many are connected."""
+        return len(self._streams)
+
+    def fileno(self) -> int:
+        """Readable when there may be something to take; -1 once closed."""
+        return -1 if self._poll.closed else self._poll.fileno()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` may give something, or somebody is gone, of which the descriptor does not tell."""
+        return bool(self._waiting or self.ended)
+
+    def watch(self, descriptor: int) -> None:
+        """Tell of that one too."""
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def listen(self, path: Path | None) -> None:
+        """Take whoever connects there. Nobody can where the path is too long, or what it names cannot be made."""
+        if path is None or not are_allowed():
+            return
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            return
+        self._listener = listener
+        self._poll.register(listener.fileno(), select.EPOLLIN)
+
+    def connect(self, path: Path | None, identity: bytes) -> LocalStream | None:
+        """A stream to who listens there, greeted; None: nobody does, or one of another user."""
+        if path is None or not are_allowed():
+            return None
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            opened.connect(str(path))
+            if not _is_ours(opened):
+                raise PermissionError(errno.EPERM, "another user's")
+            stream = self._add(opened)
+        except OSError:
+            opened.close()
+            return None
+        stream.identity = b""
+        greeting = GREETING + identity
+        return stream if stream.send((greeting,), len(greeting)) else None
+
+    def look(self) -> None:
+        """Find out who has something, and send what waits where there is room now."""
+        for descriptor, events in self._poll.poll(0):
+            stream = self._streams.get(descriptor)
+            if stream is not None:
+                if events & select.EPOLLOUT:
+                    stream.flush()
+                if events & select.EPOLLRDHUP and stream.has_ended():
+                    self._lose(stream)
+                elif events != select.EPOLLOUT:
+                    stream.is_readable = True
+                    self._wait(stream)
+            elif self._listener is not None and descriptor == self._listener.fileno():
+                self._accept(self._listener)
+            else:
+                self.told.add(descriptor)
+        if self._leaving:
+            self._leaving = [stream for stream in self._leaving if not self._has_left(stream)]
+
+    def take(self) -> tuple[LocalStream, Sequence[Buffer]] | None:
+        """The next message, of all streams in turn, and by which it came; None: there is none.
+
+        Raises RemoteProtocolError for what can be none; its stream has ended then.
+        """
+        while self._waiting:
+            stream = self._waiting.popleft()
+            stream.is_waiting = False
+            try:
+                parts = stream.receive()
+                if parts is not None and stream.identity is None:
+                    stream.identity = _greeted(parts)
+                    parts = stream.receive()
+            except RemoteProtocolError:
+                self._lose(stream)
+                raise
+            if parts is not None:
+                if stream.has_more:
+                    self._wait(stream)
+                return stream, parts
+            if stream.is_ended:
+                self._lose(stream)
+        return None
+
+    def end(self, stream: LocalStream, *, is_flushed: bool = False) -> None:
+        """Close one; what it has not been taken of is lost. `is_flushed`: once what waits there has left."""
+        if is_flushed and stream.has_unsent:
+            self._leaving.append(stream)
+            return
+        if stream.is_waiting:
+            stream.is_waiting = False
+            self._waiting.remove(stream)
+        self._remove(stream)
+
+    def end_leaving(self) -> None:
+        """Those that were to leave have had their time."""
+        for stream in self._leaving:
+            self.end(stream)
+        self._leaving = []
+
+    def close(self, flush_ms: float) -> None:
+        """Wait for at most so long for what has not left, then end all. Safe to call twice."""
+        if self._poll.closed:
+            return
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._flush(flush_ms)
+        for stream in list(self._streams.values()):
+            self._remove(stream)
+        self._waiting.clear()
+        self._leaving.clear()
+        self._poll.close()
+
+    def _flush(self, within_ms: float) -> None:
+        clock = self._options.clock
+        until_ms = clock.now_ms() + within_ms
+        while unsent := [stream for stream in self._streams.values() if stream.has_unsent]:
+            left_ms = until_ms - clock.now_ms()
+            if left_ms <= 0:
+                return
+            room = select.poll()
+            for stream in unsent:
+                room.register(stream.descriptor, select.POLLOUT)
+            room.poll(left_ms)
+            for stream in unsent:
+                stream.flush()
+
+    def _wait(self, stream: LocalStream) -> None:
+        if not stream.is_waiting:
+            stream.is_waiting = True
+            self._waiting.append(stream)
+
+    def _lose(self, stream: LocalStream) -> None:
+        self.end(stream)
+        self.ended.append(stream)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_BACKLOG):
+            try:
+                accepted, _ = listener.accept()
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:  # it would tell of the same one for ever
+                    self._poll.unregister(listener.fileno())
+                    listener.close()
+                    self._listener = None
+                return
+            accepted.setblocking(False)
+            if len(self._streams) >= STREAMS_MAX or not _is_ours(accepted):
+                accepted.close()
+                continue
+            self._add(accepted)
+
+    def _add(self, connected: socket.socket) -> LocalStream:
+        stream = LocalStream(connected, self._options, self._poll)
+        self._streams[stream.descriptor] = stream
+        return stream
+
+    def _remove(self, stream: LocalStream) -> None:
+        if self._streams.get(stream.descriptor) is stream:  # else another has its number by now
+            del self._streams[stream.descriptor]
+        stream.close()
+
+    def _has_left(self, stream: LocalStream) -> bool:
+        if stream.has_unsent and not stream.is_ended:
+            return False
+        self.end(stream)
+        return True
+
+
+def _greeted(parts: Sequence[Buffer]) -> bytes:
+    """The identity in a greeting. Raises RemoteProtocolError where it is none."""
+    greeting = bytes(parts[0])
+    if len(parts) != 1 or not greeting.startswith(GREETING):
+        raise RemoteProtocolError(f"{greeting[:40]!r} is not how a local stream begins")
+    return greeting.removeprefix(GREETING)
+
+
+def _is_ours(connected: socket.socket) -> bool:
+    """Whether the process at the other end, as the kernel says, is of our user."""
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(told)
+    return bool(user == os.geteuid())

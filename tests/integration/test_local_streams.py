@@ -1,0 +1,520 @@
+"""Local streams beside ZeroMQ's sockets: what arrives, what breaks their bounds, and who goes by ZeroMQ instead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric import codec
+from fabric.clock import MonotonicClock
+from fabric.codec import Buffer
+from fabric.ids import Incarnation, PeerId
+from fabric.ipc import PATH_BYTES_MAX, IpcPath
+from fabric.link import Link
+from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
+from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushPool, RouterLink
+from fabric.sockets.local_streams import LocalStreams, are_allowed
+from fabric.sockets.routes import new_route
+from tests.raw_streams import HELLO, framed, greeting, numbers
+
+pytestmark = pytest.mark.skipif(not are_allowed(), reason="this system has no local streams")
+
+CLOCK = MonotonicClock()
+PYTHON = Path("/usr/bin/python3")
+"""An interpreter that other users may run; that of an environment mostly lies in somebody's home."""
+as_another_user = pytest.mark.skipif(
+    os.geteuid() != 0 or not PYTHON.exists(), reason="only root can be another user, who needs a Python"
+)
+SMALL = LinkOptions(header_bytes_max=1_000, payload_bytes_max=100_000)
+CLIENT, SERVER, SLICE = PeerId("client/1"), PeerId("server/1"), PeerId("node/gpu0/0")
+
+
+def whole(*messages: Ping | Pong) -> bytes:
+    header = codec.encode(Envelope(WIRE_VERSION, 0, 0.0, tuple(Parcel((), one) for one in messages)))
+    return framed(header)
+
+
+class Opened(list[Link]):
+    def until(self, is_true: Callable[[], bool], limit_ms: float = 20_000.0) -> None:
+        """Let all links go on until it is so."""
+        end_ms = CLOCK.now_ms() + limit_ms
+        while not is_true():
+            assert CLOCK.now_ms() < end_ms, "it did not happen in time"
+            for link in self:
+                link.receive(0)
+            select.select([link.fileno() for link in self if link.fileno() >= 0], [], [], 0.002)
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    links = Opened()
+    yield links
+    for link in links:
+        link.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tenuto-streams-") as made:
+        yield Path(made)
+
+
+def bound(folder: Path, opened: Opened, options: LinkOptions | None = None) -> RouterLink:
+    router = RouterLink.bind([f"ipc://{folder}/server"], options)
+    opened.append(router)
+    return router
+
+
+def connected(folder: Path, opened: Opened, name: PeerId = CLIENT) -> DealerLink:
+    dealer = DealerLink.connect(name, SERVER, [f"ipc://{folder}/server"], CONTROL)
+    opened.append(dealer)
+    return dealer
+
+
+def raw(folder: Path, name: str = "server") -> socket.socket:
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(10.0)
+    stranger.connect(f"{folder}/{name}.stream")
+    return stranger
+
+
+def is_hung_up(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+# ------------------------------------------------------------ what arrives
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    messages=st.lists(
+        st.lists(
+            st.sampled_from([0, 1, 7, 8, 9, 100, 65_535, 65_536, 65_537, 90_000]), min_size=1, max_size=5
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    chunk=st.sampled_from([1_000, 65_535, 65_536, 1 << 20]),
+    seed=st.integers(0, 1 << 32),
+)
+def test_frames_arrive_as_they_were_sent_however_they_are_cut(
+    messages: list[list[int]], chunk: int, seed: int
+) -> None:
+    """The writer of these bytes is this test, not the code that is looked at."""
+    draws = random.Random(seed)
+    sent = [[draws.randbytes(size) for size in sizes] for sizes in messages]
+    data = framed(HELLO) + b"".join(framed(*parts) for parts in sent)
+    came: list[Sequence[Buffer]] = []
+    with tempfile.TemporaryDirectory() as made:
+        streams = LocalStreams(LinkOptions())
+        streams.listen(Path(made) / "s.stream")
+        try:
+            with raw(Path(made), "s") as writer:
+                writer.setblocking(False)
+                while len(came) < len(sent):
+                    if data:
+                        with contextlib.suppress(BlockingIOError):
+                            data = data[writer.send(data[:chunk]) :]
+                    streams.look()
+                    while (taken := streams.take()) is not None:
+                        came.append(taken[1])
+        finally:
+            streams.close(0.0)
+    assert [[bytes(part) for part in parts] for parts in came] == sent
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(
+        st.lists(st.sampled_from([0, 1, 8, 3_000, 65_536, 400_001]), min_size=1, max_size=4),
+        min_size=1,
+        max_size=8,
+    ),
+    seed=st.integers(0, 1 << 32),
+)
+def test_what_one_end_sends_is_what_docs_say_and_waits_where_nobody_reads(
+    sizes: list[list[int]], seed: int
+) -> None:
+    """The reader is this test."""
+    draws = random.Random(seed)
+    sent = [[draws.randbytes(size) for size in parts] for parts in sizes]
+    wanted = framed(HELLO + b"me") + b"".join(framed(*parts) for parts in sent)
+    with tempfile.TemporaryDirectory() as made, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{made}/s.stream")
+        listener.listen()
+        streams = LocalStreams(LinkOptions())
+        try:
+            stream = streams.connect(Path(made) / "s.stream", b"me")
+            assert stream is not None
+            for parts in sent:
+                assert stream.send(parts, sum(map(len, parts)))
+            reader, _ = listener.accept()
+            with reader:
+                reader.setblocking(False)
+                came = b""
+                while len(came) < len(wanted):
+                    try:
+                        came += reader.recv(draws.choice((100, 70_000, 1 << 20)))
+                    except BlockingIOError:
+                        streams.look()
+            assert came == wanted
+            assert not stream.has_unsent
+        finally:
+            streams.close(0.0)
+
+
+def test_links_of_one_host_meet_by_streams_and_say_so(folder: Path, opened: Opened) -> None:
+    router, dealer = bound(folder, opened), connected(folder, opened)
+    assert dealer.send(SERVER, Ping(1)), "nobody waits for a handshake"
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+    assert router.send(CLIENT, Pong(1))
+    opened.until(lambda: [one.message for one in dealer.receive(1)] == [Pong(1)])
+    assert (router.counters["local_streams"], dealer.counters["local_streams"]) == (1, 1)
+    dealer.close()
+    opened.until(lambda: list(router.take_lost()) == [CLIENT])
+    assert router.counters["local_streams"] == 0
+
+
+def test_the_last_words_of_a_peer_are_heard_before_it_is_lost(folder: Path, opened: Opened) -> None:
+    router, dealer = bound(folder, opened), connected(folder, opened)
+    for number in range(200):
+        assert dealer.send(SERVER, Ping(number))
+    dealer.close()
+    heard: list[int] = []
+    lost: list[PeerId] = []
+
+    def is_over() -> bool:
+        lost.extend(router.take_lost())
+        came = router.receive(16)
+        assert not (lost and came)
+        heard.extend(one.message.number for one in came if isinstance(one.message, Ping))
+        return bool(lost)
+
+    opened.until(is_over)
+    assert (heard, lost) == (list(range(200)), [CLIENT])
+
+
+def test_a_flood_by_one_stream_does_not_starve_another(folder: Path, opened: Opened) -> None:
+    router = bound(folder, opened)
+    flood, friend = (
+        connected(folder, opened, PeerId("flood/1")),
+        connected(folder, opened, PeerId("friend/1")),
+    )
+    for number in range(500):
+        assert flood.send(SERVER, Ping(number))
+    assert friend.send(SERVER, Ping(7))
+    opened.until(lambda: router.counters["local_streams"] == 2)
+    assert "friend/1" in [one.peer for one in router.receive(4)]
+
+
+def test_one_that_does_not_read_is_refused_at_its_bound_and_others_are_served(
+    folder: Path, opened: Opened
+) -> None:
+    router = bound(folder, opened, LinkOptions(payload_bytes_max=0, queue_messages_max=100))
+    sleeper, friend = connected(folder, opened), connected(folder, opened, PeerId("friend/1"))
+    for one in (sleeper, friend):
+        assert one.send(SERVER, Ping(0))
+    opened.until(lambda: router.counters["messages_in"] + len(router.receive(1)) >= 2)
+    sent = 0
+    while router.send(CLIENT, Pong(sent)):
+        sent += 1
+        assert sent < 100_000
+    assert router.counters["full_out"] == 1
+    assert router.send(PeerId("friend/1"), Pong(1))
+    heard: list[int] = []
+
+    def is_all_heard() -> bool:
+        heard.extend(one.message.number for one in sleeper.receive(64) if isinstance(one.message, Pong))
+        return len(heard) == sent
+
+    opened.until(is_all_heard)
+    assert heard == list(range(sent)), "what was accepted arrives, in order"
+    assert router.send(CLIENT, Pong(1))
+
+
+def test_what_waits_is_flushed_by_close(folder: Path, opened: Opened) -> None:
+    read: list[bytes] = []
+
+    def read_all(listener: socket.socket) -> None:
+        with listener.accept()[0] as reader:
+            reader.settimeout(10.0)
+            while data := reader.recv(1 << 16):
+                read.append(data)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/server.stream")
+        listener.listen()
+        streams = LocalStreams(LinkOptions())
+        stream = streams.connect(folder / "server.stream", b"")
+        assert stream is not None
+        sent = [bytes([number]) * 100_000 for number in range(50)]
+        for part in sent:
+            assert stream.send((part,), len(part))
+        assert stream.has_unsent
+        reading = threading.Thread(target=read_all, args=(listener,))
+        reading.start()
+        streams.close(5_000.0)
+        reading.join(10.0)
+    assert b"".join(read) == framed(HELLO) + b"".join(framed(part) for part in sent)
+
+
+# ------------------------------------------------------------ who goes by ZeroMQ
+
+
+def test_a_peer_that_is_turned_away_is_lost_once_and_then_served_by_zeromq(
+    folder: Path, opened: Opened
+) -> None:
+    router = bound(folder, opened)
+    (folder / "server.stream").unlink()
+    with socket.socket(socket.AF_UNIX) as unwilling:
+        unwilling.bind(f"{folder}/server.stream")
+        unwilling.listen()
+        dealer = connected(folder, opened)
+        assert dealer.send(SERVER, Ping(1))
+        unwilling.accept()[0].close()
+        lost: list[PeerId] = []
+
+        def is_lost() -> bool:
+            dealer.receive(1)
+            lost.extend(dealer.take_lost())
+            return bool(lost)
+
+        opened.until(is_lost)
+        opened.until(lambda: dealer.send(SERVER, Ping(2)))
+        opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(2)])
+        assert router.send(CLIENT, Pong(2))
+        opened.until(lambda: [one.message for one in dealer.receive(1)] == [Pong(2)])
+        assert not dealer.take_lost()
+        assert dealer.counters["local_streams"] == 0
+
+
+def test_payload_for_one_who_turns_streams_away_arrives_by_zeromq(folder: Path, opened: Opened) -> None:
+    pull = PullLink.bind([f"ipc://{folder}/in"])
+    opened.append(pull)
+    (folder / "in.stream").unlink()
+    pool = PushPool()
+    opened.append(pool)
+    pool.know(SLICE, Incarnation("one"), pull.addresses)
+    with socket.socket(socket.AF_UNIX) as unwilling:
+        unwilling.bind(f"{folder}/in.stream")
+        unwilling.listen()
+        assert pool.send(SLICE, Ping(1))
+        unwilling.accept()[0].close()
+        opened.until(lambda: pool.counters["local_streams"] == 0)
+        assert pool.send(SLICE, Ping(2))
+        opened.until(lambda: [one.message for one in pull.receive(1)] == [Ping(2)])
+
+
+def test_a_server_without_a_descriptor_left_is_reached_by_zeromq() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", NO_DESCRIPTORS], capture_output=True, timeout=60, check=False, text=True
+    )
+    assert (told.returncode, told.stdout.strip()) == (0, "heard by ZeroMQ"), told.stderr
+
+
+NO_DESCRIPTORS = """
+import os, resource, tempfile
+from fabric.ids import PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink, RouterLink
+server = PeerId("server/1")
+with tempfile.TemporaryDirectory() as folder:
+    router = RouterLink.bind([f"ipc://{folder}/server"])
+    dealer = DealerLink.connect(PeerId("client/1"), server, router.addresses)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    os.close(held.pop())
+    assert dealer.send(server, Ping(1))
+    router.receive(16)
+    for one in held:
+        os.close(one)
+    heard = []
+    while not heard:
+        dealer.receive(16)
+        dealer.take_lost()
+        dealer.send(server, Ping(2))
+        heard = [one for one in router.receive(16)]
+    assert dealer.counters["local_streams"] == 0
+    print("heard by ZeroMQ")
+"""
+
+
+def test_a_name_too_long_for_a_stream_is_served_by_zeromq(opened: Opened) -> None:
+    with tempfile.TemporaryDirectory(prefix="t") as made:
+        name = "x" * (PATH_BYTES_MAX - len(made) - 1)
+        address = f"ipc://{made}/{name}"
+        assert IpcPath(address).stream_path is None
+        router = RouterLink.bind([address])
+        dealer = DealerLink.connect(CLIENT, SERVER, [address], CONTROL)
+        opened += [router, dealer]
+        opened.until(lambda: dealer.send(SERVER, Ping(1)))
+        opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+        assert dealer.counters["local_streams"] == 0
+
+
+@as_another_user
+def test_another_users_process_is_hung_up_on(folder: Path, opened: Opened) -> None:
+    router = bound(folder, opened)
+    folder.chmod(0o755)
+    (folder / "server.stream").chmod(0o777)
+    stranger = subprocess.Popen(
+        [str(PYTHON), "-c", STRANGER, f"{folder}/server.stream"], user=65_534, stdout=subprocess.PIPE
+    )
+    with stranger:
+        assert stranger.stdout is not None
+        opened.until(lambda: stranger.poll() is not None)
+        assert stranger.stdout.read().strip() == b"hung up on"
+    assert router.counters["bytes_in"] == 0
+
+
+STRANGER = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as stranger:
+    stranger.settimeout(10.0)
+    stranger.connect(sys.argv[1])
+    try:
+        print("hung up on" if stranger.recv(1) == b"" else "answered")
+    except ConnectionResetError:
+        print("hung up on")
+"""
+
+
+@as_another_user
+def test_another_users_server_is_not_spoken_to(folder: Path, opened: Opened) -> None:
+    folder.chmod(0o777)
+    command = [str(PYTHON), "-c", LISTENER, f"{folder}/server.stream"]
+    with subprocess.Popen(command, user=65_534, stdout=subprocess.PIPE) as listener:
+        assert listener.stdout is not None
+        assert listener.stdout.readline()
+        streams = LocalStreams(LinkOptions())
+        assert streams.connect(folder / "server.stream", b"secret") is None
+        streams.close(0.0)
+        assert listener.stdout.readline().strip() == b"b''"
+
+
+LISTENER = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("listens", flush=True)
+    print(listener.accept()[0].recv(100))
+"""
+
+
+# ------------------------------------------------------------ what breaks the bounds
+
+
+BROKEN = {
+    "no greeting": framed(b"hello"),
+    "a greeting of two frames": framed(HELLO + b"a/1#1.a", b""),
+    "a name that is none": framed(HELLO + b"\xff\xfe") + whole(Ping(1)),
+    "a message of no frames": greeting("a/1") + bytes(8),
+    "a message of too many frames": greeting("a/1") + numbers(5_000, 0),
+    "a frame that is too long": greeting("a/1") + numbers(1, 1 << 30),
+    "frames that are too long together": greeting("a/1") + numbers(3, 60_000, 60_000, 60_000) + bytes(64),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_whoever_breaks_the_bounds_is_hung_up_on_and_counted(how: str, folder: Path, opened: Opened) -> None:
+    router, dealer = bound(folder, opened, SMALL), connected(folder, opened)
+    with raw(folder) as stranger:
+        stranger.sendall(BROKEN[how])
+        opened.until(lambda: not router.receive(16) and router.counters["garbage_in"] == 1)
+        assert is_hung_up(stranger)
+    assert dealer.send(SERVER, Ping(9))
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(9)])
+
+
+def test_garbage_in_a_right_frame_is_counted_and_the_stream_goes_on(folder: Path, opened: Opened) -> None:
+    router = bound(folder, opened)
+    with raw(folder) as stranger:
+        stranger.sendall(greeting("a/1") + framed(b"garbage") + whole(Ping(3)))
+        opened.until(lambda: [one.message for one in router.receive(16)] == [Ping(3)])
+    assert router.counters["garbage_in"] == 1
+
+
+def test_a_claimed_size_takes_no_memory_before_it_is_filled(folder: Path, opened: Opened) -> None:
+    router = bound(folder, opened, LinkOptions(payload_bytes_max=1 << 30))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    strangers = [raw(folder) for _ in range(4)]
+    try:
+        claim = numbers(2, 8, 1 << 30, 0)
+        for number, stranger in enumerate(strangers):
+            stranger.sendall(greeting(f"a/{number}") + claim + bytes(8))
+        opened.until(lambda: router.counters["local_streams"] == 4)
+        for _ in range(5):
+            assert not router.receive(16)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_newer_connection_ends_the_older_one_and_what_still_waits_there(
+    folder: Path, opened: Opened
+) -> None:
+    router = bound(folder, opened)
+    old_route, new_route_ = new_route(PeerId("a/1")), new_route(PeerId("a/1"))
+    with raw(folder) as older, raw(folder) as newer:
+        older.sendall(framed(HELLO + old_route) + whole(Ping(1)))
+        opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+        newer.sendall(framed(HELLO + new_route_) + whole(Ping(2)))
+        opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(2)])
+        assert is_hung_up(older)
+        assert router.send(PeerId("a/1"), Pong(2))
+        assert newer.recv(1_000).endswith(whole(Pong(2))[-3:])
+        with raw(folder) as late:
+            late.sendall(framed(HELLO + old_route) + whole(Ping(3)))
+            opened.until(lambda: not router.receive(16) and router.counters["outdated_in"] >= 1)
+            assert is_hung_up(late)
+    assert list(router.take_lost()) in ([], [PeerId("a/1")])
+
+
+def test_whoever_connects_and_leaves_without_a_word_leaves_nothing(folder: Path, opened: Opened) -> None:
+    router = bound(folder, opened)
+    for _ in range(300):
+        raw(folder).close()
+        router.receive(16)
+    opened.until(lambda: router.counters["local_streams"] == 0)
+    assert not router.take_lost()
+    assert router.counters["garbage_in"] == 0
+
+
+def test_a_closed_link_leaves_no_file(folder: Path) -> None:
+    router = RouterLink.bind([f"ipc://{folder}/server"])
+    assert (folder / "server.stream").is_socket()
+    router.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_name_of_a_dead_process_is_taken_over(folder: Path, opened: Opened) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{folder}/server.stream")
+    router, dealer = bound(folder, opened), connected(folder, opened)
+    assert dealer.send(SERVER, Ping(1))
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+    assert dealer.counters["local_streams"] == 1
