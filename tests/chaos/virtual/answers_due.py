@@ -11,23 +11,29 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fabric.ids import BatchId, Epoch, ModelId
+from fabric.ids import BatchId, Epoch, FrontendId, ModelId, role_id_of
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    Directory,
     Done,
     Dropped,
     FrontendHello,
     Grant,
+    NodeHello,
+    Part,
     PreemptBatch,
     Returned,
     RunBatch,
     SeqRun,
+    SliceChanged,
+    SliceReady,
     Withdraw,
 )
 from roles.frontend.requests import Request, RequestState
 from roles.scheduler.core import SchedulerCore
 from tests.chaos.virtual.processes.roles import FrontendProcess, SchedulerProcess, WorkerProcess
+from tests.chaos.virtual.scheduler_tables import SchedulerTables
 from tests.chaos.virtual.violated import Violated
 
 if TYPE_CHECKING:
@@ -38,8 +44,9 @@ Seq = tuple[ModelId, int]
 """As a frontend has announced a request."""
 LATE_MS: Final = 60.0
 """After the loosest deadline of what was announced a scheduler has said what becomes of it."""
-_READ: Final = frozenset({Arrivals, Withdraw, FrontendHello, RunBatch, Done, Dropped, Returned})
-_SAID: Final = frozenset({Grant, Dropped, Returned, RunBatch, PreemptBatch, Done})
+_ABOUT_SLICES: Final = frozenset({Done, NodeHello, SliceChanged, SliceReady})
+_READ: Final = _ABOUT_SLICES | {Arrivals, Withdraw, FrontendHello, RunBatch, Dropped, Returned}
+_SAID: Final = frozenset({Directory, Grant, Dropped, Returned, RunBatch, PreemptBatch, Done})
 BATCHES_MAX: Final = 2
 """That a slice has: one runs, and one waits."""
 
@@ -49,6 +56,7 @@ class AnswersDue:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._tables = SchedulerTables(world)
         self._announced: defaultdict[Wire, dict[Seq, float]] = defaultdict(dict)
         """With the moment, on the world's clock, by which a scheduler has to speak of it."""
         self._withdrawn: defaultdict[Wire, set[Seq]] = defaultdict(set)
@@ -61,7 +69,7 @@ class AnswersDue:
         """Of each request the batch that it was granted a place in last."""
         self._commands: defaultdict[Wire, set[BatchId]] = defaultdict(set)
         """Batches of which a worker has not told the end."""
-        self._to_return: list[tuple[Wire, SchedulerCore, Done, tuple[SeqRun, ...]]] = []
+        self._to_return: list[tuple[Wire, SchedulerCore, Done, Part]] = []
         """What did not run, as the scheduler has read whose turn it is: it says so in this turn."""
         self._to_end: list[tuple[Request, int]] = []
         """Requests, and their seqs, that will not run, as the frontend has read whose turn it is: it keeps none of them as they were."""
@@ -72,10 +80,16 @@ class AnswersDue:
         """A process reads a message."""
         if type(message) not in _READ:
             return
+        if (
+            type(message) in _ABOUT_SLICES
+            and isinstance(reader, SchedulerProcess)
+            and reader.core is not None
+        ):
+            self._tables.read(reader.core, message)
         match reader, message:
             case SchedulerProcess(core=SchedulerCore() as core), Done():
                 if message.batch_id in core._batches.flights:
-                    self._to_return.extend((wire, core, message, part.runs) for part in message.missing)
+                    self._to_return.extend((wire, core, message, part) for part in message.missing)
             case SchedulerProcess(core=SchedulerCore() as core), _ if wire.name in core._listed:
                 self._from_frontend(wire, reader, core, message)
             case WorkerProcess(incarnation=incarnation), RunBatch(batch_id=batch_id, incarnation=asked):
@@ -97,15 +111,18 @@ class AnswersDue:
                         self._announced[wire].pop((model_id, seq), None)
                         self._newest.pop((wire, (model_id, seq)), None)
                 case SchedulerProcess(), Returned(batch_id, _, runs):
-                    self._to_return = [
-                        one for one in self._to_return if (one[2].batch_id, one[3]) != (batch_id, runs)
-                    ]
+                    told = batch_id, Part(FrontendId(role_id_of(wire.name)), runs)
+                    self._to_return = [one for one in self._to_return if (one[2].batch_id, one[3]) != told]
+                case SchedulerProcess(core=SchedulerCore() as core), Directory():
+                    self._tables.told(core, wire.name, message)
                 case SchedulerProcess(core=SchedulerCore() as core), RunBatch(slice_id=slice_id):
                     flights = core._fleet.slices[slice_id].flights
                     if len(flights) > BATCHES_MAX:
                         raise Violated(f"{slice_id} has {len(flights)} batches in flight")
                     self._world.monitor.commanded(wire.near.owner, speaker.replica.epoch)
+                    self._tables.sent(core, message)
                 case SchedulerProcess(core=SchedulerCore() as core), PreemptBatch(batch_id=batch_id):
+                    self._tables.stopped(core, batch_id)
                     for other, _, due in self._grants.pop(batch_id, ()):
                         # Unless they are granted or refused already: who speaks to several says it to one after the other.
                         newest = self._newest
@@ -116,18 +133,20 @@ class AnswersDue:
 
     def turned(self, process: Owner) -> None:
         """A process has ended its turn."""
+        if isinstance(process, SchedulerProcess):
+            self._tables.turned(process)
         for wire, seq in self._withdrawals:
             self._withdrawn[wire].add(seq)
         self._withdrawals.clear()
         to_return, self._to_return = self._to_return, []
-        for worker, core, done, runs in to_return:
+        for worker, core, done, part in to_return:
             is_active = isinstance(process, SchedulerProcess) and process.core is core
             if not is_active or core._fleet.slices[done.slice_id].worker != worker.name:
                 continue  # its lease has lapsed, or the worker was lost, in the same turn
-            seqs = set(_seqs(runs))
-            for wire, grant, _ in self._grants[done.batch_id]:
-                if seqs & set(_seqs(grant.runs)) and not wire.is_broken and wire.name in core._listed:
-                    raise Violated(f"{process.place} has not told {wire.name} that {runs} did not run")
+            for wire, _, _ in self._grants[done.batch_id]:
+                is_listed = core._listed.get(wire.name) == part.frontend_id
+                if is_listed and not wire.is_broken:
+                    raise Violated(f"{process.place} has not told {wire.name} that {part.runs} did not run")
         to_end, self._to_end = self._to_end, []
         for request, number in to_end:
             if request.seq == number and request.stage in {RequestState.ANNOUNCED, RequestState.GRANTED}:
