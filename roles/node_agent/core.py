@@ -314,13 +314,14 @@ class NodeAgentCore:
         self.counters["epochs_granted"] += 1
         # To the scheduler first: it hears of its epoch before the workers do whom it will command.
         self._actions.append(Send(holder, report))
+        self._tell_schedulers(now_ms, but=holder)  # who takes it for free would ask for it soon
         if holder in self._schedulers:
             self._follow(holder)
             self._hello(now_ms)
 
-    def _tell_schedulers(self, now_ms: float) -> None:
+    def _tell_schedulers(self, now_ms: float, but: PeerId | None = None) -> None:
         report = self._lease.report(now_ms)
-        self._actions.extend(Send(peer, report) for peer in self._schedulers)
+        self._actions.extend(Send(peer, report) for peer in self._schedulers if peer != but)
 
     def _on_status_asked(self, asker: PeerId, now_ms: float) -> None:
         """The workers are asked in their turn; `handle` answers when they have."""
@@ -475,7 +476,9 @@ class NodeAgentCore:
                 worker.loading = None
                 self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
-            case SliceFailed() if message.model_id or self._reports.is_ready(slice_id):
+            case SliceFailed() if (
+                message.model_id or self._reports.is_ready(slice_id) or worker.ended_after_serving
+            ):
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
                 worker.loading = None

@@ -11,8 +11,9 @@ import pytest
 from fabric.messages import Host, NodeHello, SliceChanged, SliceReady, WorkerHello
 from roles.node_agent.events import AgentAction
 from roles.node_agent.lease import NO_LEASE, LeaseGrants
+from tests.chaos.virtual.draw import draw
 from tests.chaos.virtual.processes.roles import AgentProcess
-from tests.chaos.virtual.script import Fault, Script, Shape, draw, read
+from tests.chaos.virtual.script import Fault, Script, Shape, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.violated import Violated
 from tests.chaos.virtual.world import World, play

@@ -52,6 +52,11 @@ class Worker:
         return next((spec.gpu for spec in self.slices.values() if spec.device == "cuda"), None)
 
     @property
+    def ended_after_serving(self) -> bool:
+        """Its process has ended, for another reason than a model that cannot be loaded, and the next one has not begun."""
+        return self.state is WorkerState.WAITING and self.unready_since_ms is None
+
+    @property
     def is_ending(self) -> bool:
         """Nothing it says counts any more."""
         return self.state in ENDING
@@ -263,6 +268,8 @@ class Workers:
         worker.end_reason = failed.reason[:REASON_CHARS_MAX]
         if failed.model_id:
             self._suspect(worker, failed.slice_id, failed.model_id, now_ms)
+        if worker.state is WorkerState.WAITING:  # the news of its end was quicker
+            return
         self._reports.report(failed.slice_id, SliceState.LOST, worker.end_reason, failed.incarnation)
         self._step(worker, WorkerTransition.BROKE, now_ms)
         self._actions.append(Terminate(worker.worker_id))

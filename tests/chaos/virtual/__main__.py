@@ -21,8 +21,9 @@ import click
 from fabric.clock import MonotonicClock
 from fabric.ids import Epoch
 from fabric.messages import Parcel
+from tests.chaos.virtual.draw import draw
 from tests.chaos.virtual.processes.network import End, Wire
-from tests.chaos.virtual.script import Script, draw, read
+from tests.chaos.virtual.script import Script, read
 from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.world import World
 

@@ -7,30 +7,36 @@ which its question came, and who was asked has not forgotten the other one for a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fabric.ids import BatchId, Epoch, ModelId
+from fabric.ids import BatchId, Epoch, FrontendId, ModelId, role_id_of
 from fabric.messages import (
     AnyMessage,
     Arrivals,
+    Directory,
     Done,
     Dropped,
     FrontendHello,
     Grant,
+    NodeHello,
+    Part,
     PreemptBatch,
     Returned,
     RunBatch,
     SeqRun,
+    SliceChanged,
+    SliceReady,
     Withdraw,
 )
 from roles.frontend.requests import Request, RequestState
+from roles.scheduler.core import SchedulerCore
 from tests.chaos.virtual.processes.roles import FrontendProcess, SchedulerProcess, WorkerProcess
+from tests.chaos.virtual.scheduler_tables import SchedulerTables
 from tests.chaos.virtual.violated import Violated
 
 if TYPE_CHECKING:
-    from roles.scheduler.core import SchedulerCore
     from tests.chaos.virtual.processes.network import Owner, Wire
     from tests.chaos.virtual.world import World
 
@@ -38,6 +44,9 @@ Seq = tuple[ModelId, int]
 """As a frontend has announced a request."""
 LATE_MS: Final = 60.0
 """After the loosest deadline of what was announced a scheduler has said what becomes of it."""
+_ABOUT_SLICES: Final = frozenset({Done, NodeHello, SliceChanged, SliceReady})
+_READ: Final = _ABOUT_SLICES | {Arrivals, Withdraw, FrontendHello, RunBatch, Dropped, Returned}
+_SAID: Final = frozenset({Directory, Grant, Dropped, Returned, RunBatch, PreemptBatch, Done})
 BATCHES_MAX: Final = 2
 """That a slice has: one runs, and one waits."""
 
@@ -47,78 +56,104 @@ class AnswersDue:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._tables = SchedulerTables(world)
         self._announced: defaultdict[Wire, dict[Seq, float]] = defaultdict(dict)
         """With the moment, on the world's clock, by which a scheduler has to speak of it."""
         self._withdrawn: defaultdict[Wire, set[Seq]] = defaultdict(set)
+        """In earlier turns: who reads much at once grants some before it looks at the rest."""
+        self._withdrawals: list[tuple[Wire, Seq]] = []
+        """In this turn."""
         self._grants: defaultdict[BatchId, list[tuple[Wire, Grant, dict[Seq, float]]]] = defaultdict(list)
         """With what was due of each request before."""
+        self._newest: dict[tuple[Wire, Seq], BatchId] = {}
+        """Of each request the batch that it was granted a place in last."""
         self._commands: defaultdict[Wire, set[BatchId]] = defaultdict(set)
         """Batches of which a worker has not told the end."""
-        self._this_turn: list[Callable[[], str]] = []
-        """What is wrong if who has read something does not answer it in the same turn; empty: nothing."""
+        self._to_return: list[tuple[Wire, SchedulerCore, Done, Part]] = []
+        """What did not run, as the scheduler has read whose turn it is: it says so in this turn."""
+        self._to_end: list[tuple[Request, int]] = []
+        """Requests, and their seqs, that will not run, as the frontend has read whose turn it is: it keeps none of them as they were."""
 
     # ------------------------------------------------------------ what is heard and said
 
     def read(self, wire: Wire, reader: Owner, epoch: Epoch, message: AnyMessage) -> None:
         """A process reads a message."""
-        if isinstance(reader, SchedulerProcess):
-            core = reader.core
-            if core is not None and wire.name in core._listed:
+        if type(message) not in _READ:
+            return
+        if (
+            type(message) in _ABOUT_SLICES
+            and isinstance(reader, SchedulerProcess)
+            and reader.core is not None
+        ):
+            self._tables.read(reader.core, message)
+        match reader, message:
+            case SchedulerProcess(core=SchedulerCore() as core), Done():
+                if message.batch_id in core._batches.flights:
+                    self._to_return.extend((wire, core, message, part) for part in message.missing)
+            case SchedulerProcess(core=SchedulerCore() as core), _ if wire.name in core._listed:
                 self._from_frontend(wire, reader, core, message)
-            elif core is not None and isinstance(message, Done) and message.batch_id in core._batches.flights:
-                for part in message.missing:
-                    self._this_turn.append(partial(self._not_returned, core, message.batch_id, part.runs))
-        elif isinstance(reader, WorkerProcess) and isinstance(message, RunBatch):
-            if message.incarnation == reader.incarnation:
-                self._commands[wire].add(message.batch_id)
-        elif isinstance(reader, FrontendProcess) and isinstance(message, Dropped | Returned):
-            core_ = reader.shell._core
-            if epoch == core_._shards.links[0].registration.epoch:
-                for request in core_._pending.at(message.model_id, message.runs):
-                    is_of_it = request.place is not None and request.place.batch_id == getattr(
-                        message, "batch_id", request.place.batch_id
-                    )
-                    if isinstance(message, Dropped) or is_of_it:
-                        self._this_turn.append(partial(_kept, reader, request, request.seq))
+            case WorkerProcess(incarnation=incarnation), RunBatch(batch_id=batch_id, incarnation=asked):
+                if asked == incarnation:
+                    self._commands[wire].add(batch_id)
+            case FrontendProcess(), Dropped() | Returned():
+                self._to_frontend(reader, epoch, message)
 
     def said(self, speaker: Owner, wire: Wire, messages: Sequence[AnyMessage]) -> None:
-        """A process says something; whether a queue takes it, its business."""
+        """A process says something, whether or not the queue takes it."""
         for message in messages:
-            match message:
-                case Grant():
+            if type(message) not in _SAID:
+                continue
+            match speaker, message:
+                case SchedulerProcess(), Grant():
                     self._granted(wire, message)
-                case Dropped(model_id=model_id, runs=runs):
+                case SchedulerProcess(), Dropped(model_id, runs):
                     for seq in _seqs(runs):
                         self._announced[wire].pop((model_id, seq), None)
-                case Returned(batch_id=batch_id, runs=runs):
-                    self._this_turn = [
-                        one for one in self._this_turn if getattr(one, "args", ())[1:] != (batch_id, runs)
-                    ]
-                case RunBatch(slice_id=slice_id) if isinstance(speaker, SchedulerProcess) and speaker.core:
-                    flights = speaker.core._fleet.slices[slice_id].flights
+                        self._newest.pop((wire, (model_id, seq)), None)
+                case SchedulerProcess(), Returned(batch_id, _, runs):
+                    told = batch_id, Part(FrontendId(role_id_of(wire.name)), runs)
+                    self._to_return = [one for one in self._to_return if (one[2].batch_id, one[3]) != told]
+                case SchedulerProcess(core=SchedulerCore() as core), Directory():
+                    self._tables.told(core, wire.name, message)
+                case SchedulerProcess(core=SchedulerCore() as core), RunBatch(slice_id=slice_id):
+                    flights = core._fleet.slices[slice_id].flights
                     if len(flights) > BATCHES_MAX:
                         raise Violated(f"{slice_id} has {len(flights)} batches in flight")
-                case PreemptBatch(batch_id=batch_id) if (
-                    isinstance(speaker, SchedulerProcess) and speaker.core
-                ):
-                    for other, grant, due in self._grants.pop(batch_id, ()):
-                        self._await(other, speaker, speaker.core, dict(due))
-                        del grant
-                case Done(batch_id=batch_id):
+                    self._world.monitor.commanded(wire.near.owner, speaker.replica.epoch)
+                    self._tables.sent(core, message)
+                case SchedulerProcess(core=SchedulerCore() as core), PreemptBatch(batch_id=batch_id):
+                    self._tables.stopped(core, batch_id)
+                    for other, _, due in self._grants.pop(batch_id, ()):
+                        # Unless they are granted or refused already: who speaks to several says it to one after the other.
+                        newest = self._newest
+                        again = {seq: due[seq] for seq in due if newest.get((other, seq)) == batch_id}
+                        self._await(other, speaker, core, again)
+                case WorkerProcess(), Done(batch_id=batch_id):
                     self._commands[wire].discard(batch_id)
-                case _:
-                    pass
 
     def turned(self, process: Owner) -> None:
         """A process has ended its turn."""
-        this_turn, self._this_turn = self._this_turn, []
-        for problem in this_turn:
-            what = problem()
-            if what:
-                raise Violated(f"{process.place} {what}")
+        if isinstance(process, SchedulerProcess):
+            self._tables.turned(process)
+        for wire, seq in self._withdrawals:
+            self._withdrawn[wire].add(seq)
+        self._withdrawals.clear()
+        to_return, self._to_return = self._to_return, []
+        for worker, core, done, part in to_return:
+            is_active = isinstance(process, SchedulerProcess) and process.core is core
+            if not is_active or core._fleet.slices[done.slice_id].worker != worker.name:
+                continue  # its lease has lapsed, or the worker was lost, in the same turn
+            for wire, _, _ in self._grants[done.batch_id]:
+                is_listed = core._listed.get(wire.name) == part.frontend_id
+                if is_listed and not wire.is_broken:
+                    raise Violated(f"{process.place} has not told {wire.name} that {part.runs} did not run")
+        to_end, self._to_end = self._to_end, []
+        for request, number in to_end:
+            if request.seq == number and request.stage in {RequestState.ANNOUNCED, RequestState.GRANTED}:
+                raise Violated(f"{process.place} keeps request {request.number}, which will not run")
         if isinstance(process, FrontendProcess):
-            core = process.shell._core
-            gone = core._pending._by_slice.keys() - core._shards.links[0].known._slices.keys()
+            core_ = process.shell._core
+            gone = core_._pending._by_slice.keys() - core_._shards.links[0].known._slices.keys()
             if gone:
                 raise Violated(f"{process.place} waits for slices {sorted(gone)}, which are gone")
 
@@ -127,6 +162,17 @@ class AnswersDue:
         for wire, batches in self._commands.items():
             if batches and not wire.is_broken:
                 yield f"{wire.near.owner.place} has not told the end of {sorted(batches)}"
+
+    # ------------------------------------------------------------ frontends
+
+    def _to_frontend(self, frontend: FrontendProcess, epoch: Epoch, message: Dropped | Returned) -> None:
+        core = frontend.shell._core
+        if epoch != core._shards.links[0].registration.epoch:
+            return
+        for request in core._pending.at(message.model_id, message.runs):
+            place = request.place
+            if isinstance(message, Dropped) or (place is not None and place.batch_id == message.batch_id):
+                self._to_end.append((request, request.seq))
 
     # ------------------------------------------------------------ schedulers
 
@@ -144,7 +190,7 @@ class AnswersDue:
             case Withdraw(model_id, runs):
                 for seq in _seqs(runs):
                     self._announced[wire].pop((model_id, seq), None)
-                    self._withdrawn[wire].add((model_id, seq))
+                    self._withdrawals.append((wire, (model_id, seq)))
             case FrontendHello():
                 self._announced[wire].clear()
             case _:
@@ -185,21 +231,10 @@ class AnswersDue:
             if key in self._withdrawn[wire]:
                 raise Violated(f"{wire.name} has withdrawn {key}, and is granted it")
             due_at_ms = self._announced[wire].pop(key, None)
+            self._newest[wire, key] = grant.batch_id
             if due_at_ms is not None:
                 due[key] = due_at_ms
         self._grants[grant.batch_id].append((wire, grant, due))
-
-    def _not_returned(self, core: SchedulerCore, batch_id: BatchId, runs: tuple[SeqRun, ...]) -> str:
-        for wire, grant, _ in self._grants[batch_id]:
-            if set(_seqs(runs)) & set(_seqs(grant.runs)) and not wire.is_broken and wire.name in core._listed:
-                return f"has not told {wire.name} that {runs} of batch {batch_id} did not run"
-        return ""
-
-
-def _kept(frontend: FrontendProcess, request: Request, seq: int) -> str:
-    del frontend
-    waits = request.stage in {RequestState.ANNOUNCED, RequestState.GRANTED}
-    return f"keeps request {request.number}, which will not run" if waits and request.seq == seq else ""
 
 
 def _seqs(runs: Sequence[SeqRun]) -> Iterator[int]:

@@ -61,6 +61,7 @@ def _document(shape: Shape) -> dict[str, Any]:
             ],
             "frontends": shape.frontends,
             "schedulers": shape.schedulers,
+            "heartbeats": {"interval_ms": shape.heartbeat_ms, "patience_ms": 1_500.0},
         },
         "batching": shape.batching,
     }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.chaos.virtual.world import World
 
 SLOWER: Final = 8.0
+_OF_DEVICES: Final = frozenset({"slow", "raise", "break", "hang"})
 
 
 class Faults:
@@ -39,10 +40,12 @@ class Faults:
     def strike(self, fault: Fault) -> None:
         """Now."""
         world = self._world
-        if fault.kind not in {"restart", "change", "disk", "slow"}:
+        if fault.kind not in {"restart", "change", "disk", *_OF_DEVICES}:
             world.drained.clear()
-        if fault.kind not in {"kill", "restart", "change", "disk", "slow"}:
+        if fault.kind not in {"kill", "restart", "change", "disk", *_OF_DEVICES}:
             world.are_clocks_sure = False
+        if fault.kind not in {"cut", "pause", "delay", "change", *_OF_DEVICES}:
+            world.are_leases_sure = False
         if fault.kind == "disk":
             world.changes.may_be_lost()
         if fault.kind == "change":
@@ -77,6 +80,13 @@ class Faults:
                 host = process.host
                 host.slower = SLOWER
                 world.at(world.now_ms + fault.for_ms, lambda: setattr(host, "slower", 1.0))
+            case "raise":
+                assert isinstance(process, AgentProcess)
+                process.host.raises_until_ms = world.now_ms + fault.for_ms
+            case "break" | "hang":
+                assert isinstance(process, WorkerProcess)
+                devices = process.devices
+                process.when_running(devices.break_down if fault.kind == "break" else devices.hang)
             case _:
                 raise AssertionError(fault)
 
@@ -116,12 +126,11 @@ class Faults:
     def _find_all(self, who: str) -> Sequence[Process]:
         world = self._world
         role, _, number = who.partition(":")
-        workers = [worker for host in world.hosts for worker in host.workers.values()]
         living: dict[str, list[Any]] = {
             "scheduler": world.schedulers_alive(),
             "frontend": world.frontends_alive(),
             "agent": world.agents_alive(),
-            "worker": workers,
+            "worker": world.workers_alive(),
             "client": world.clients,
         }
         found = [one for one in living[role] if one is not None]

@@ -52,6 +52,8 @@ class Asked:
     is_cancelled: bool = False
     is_asked_again: bool = False
     """Another frontend was asked too."""
+    has_failed: bool = False
+    """A model raised on it, or broke its batch, of which it may not run again."""
     unwanted_at_ms: float = math.inf
     """Since when nobody waits for it: it has its fate, its client cancelled it, or was killed."""
     runs: Counter[int] = field(default_factory=Counter)
@@ -112,6 +114,7 @@ class Monitor:
         one = self._of(request, name)
         is_possible = {
             "Cancelled": one.is_cancelled,
+            "Internal": one.has_failed,
             "ModelNotFound": self._world.is_doubtful(one.name),
         }.get(code, code in REFUSALS)
         if not is_possible:
@@ -156,7 +159,7 @@ class Monitor:
             if fate != ANSWER:
                 self.not_served.append(f"request {one.number} of {one.name} is {fate}")
         one.fate = fate
-        if fate in REFUSALS | {ANSWER, "Cancelled"}:
+        if fate in REFUSALS | {ANSWER, "Cancelled", "Internal"}:
             one.unwanted_at_ms = min(one.unwanted_at_ms, self._world.now_ms)
         self.fates[fate] += 1
 
@@ -202,11 +205,26 @@ class Monitor:
         holder = self._elected.setdefault(epoch, scheduler)
         if holder is not scheduler:
             raise Violated(f"{holder.place} and {scheduler.place} both have epoch {epoch}")
+        also_active = [
+            other.place
+            for other in self._world.schedulers_alive()
+            if other is not scheduler and other.core is not None and not other.is_stopped
+        ]
+        if also_active and self._world.are_leases_sure:
+            raise Violated(f"{scheduler.place} is active, and so are {also_active}")
         hosts = self._world.hosts
         granted = [host for host in hosts if host.lease.epoch >= epoch]
         needed = len(hosts) // 2 + 1 if self._world.shape.schedulers > 1 else 1
         if len(granted) < needed:
             raise Violated(f"{scheduler.place} has epoch {epoch}, which {len(granted)} agents granted")
+
+    def commanded(self, worker: Owner, epoch: Epoch) -> None:
+        """A scheduler sends a batch: to a worker that has said that it obeys, or it would come back."""
+        obeyed = self._obeyed.get(worker, Epoch(0))
+        if obeyed < epoch:
+            raise Violated(
+                f"{worker.place} is sent a batch of epoch {epoch}, and has heard of {obeyed} alone"
+            )
 
     def read(self, wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
         """A process reads messages of that epoch."""
@@ -241,6 +259,14 @@ class Monitor:
         late_ms = start_at_ms - max(one.asked_at_ms + one.budget_ms for one, _ in asked)
         if late_ms > LATE_START_MS and self._world.are_clocks_sure:
             raise Violated(f"{job.slice_id} starts {values} {late_ms:.1f} ms after their deadlines")
+
+    def fails(self, values: Sequence[float]) -> None:
+        """A batch with those inputs has no outputs: its model raises, or its device is gone."""
+        for value in values:
+            request, place = request_of(value)
+            one = self._asked[request]
+            runs_once = one.models[place] in self._world.run_once
+            one.has_failed |= runs_once or len(values) == 1
 
     def _run(self, one: Asked, place: int, job: Job) -> None:
         if self._inputs_sent_at_ms[job.batch_id] > self._known_unwanted_at_ms(one):

@@ -60,7 +60,7 @@ def _problems(world: World) -> Iterator[str]:
     for model_id in fleet.replicas:
         if core._discipline.queued(model_id):
             yield f"{core._discipline.queued(model_id)} requests wait for {model_id}"
-    workers = [worker for host in world.hosts for worker in host.workers.values()]
+    workers = world.workers_alive()
     hosted = sorted(_hosting(spec) for worker in workers for spec in worker.devices.specs.values())
     planned = sorted(_hosting(record.spec) for record in fleet.slices.values())
     if hosted != planned:
@@ -164,6 +164,11 @@ def _of_worker(worker: WorkerProcess, active: SchedulerProcess) -> Iterator[str]
     for slice_ in core._slices.values():
         if len(slice_.queue):
             yield f"{slice_.spec.slice_id} has {len(slice_.queue)} batches"
+    frontends = worker.world.frontends_alive()
+    living = {(str(one.shell._id), one.incarnation) for one in frontends}
+    known = {(str(one.frontend_id), one.incarnation) for one in core._frontends}
+    if known != living:
+        yield f"{worker.place} knows the frontends {sorted(known)}, {sorted(living)} live"
 
 
 def _of_links(world: World, scheduler: SchedulerProcess) -> Iterator[str]:

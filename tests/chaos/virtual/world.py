@@ -32,10 +32,11 @@ from tests.chaos.virtual.processes.roles import (
     FrontendProcess,
     Host,
     SchedulerProcess,
+    WorkerProcess,
 )
 from tests.chaos.virtual.script import FAULTY_MS, Script
-from tests.chaos.virtual.script import room_ms as room_ms_of
-from tests.chaos.virtual.settled import unsettled
+from tests.chaos.virtual.settled import names_of, unsettled
+from tests.chaos.virtual.stories import STUCK_MS, expected_of
 from tests.chaos.virtual.violated import Violated
 
 BOOT_WITHIN_MS: Final = 3_000.0
@@ -45,6 +46,7 @@ STEPS_MAX: Final = 400_000
 """Events of one history: more are a loop that feeds itself."""
 ROUNDS, ROUND_MS = 12, 400.0
 """Of requests when all is well again, until all of one round are answered."""
+PRIORITY_MAX: Final = 2
 ENOUGH_MS: Final = 80.0
 """With as much time a request is answered where nothing goes wrong: two full batches, and all ways."""
 SHARE_OF_OTHERS: Final = 0.5
@@ -73,6 +75,8 @@ class World:
         """When frontends were told to end in order while nothing else went wrong, and their processes."""
         self.are_clocks_sure = True
         """Nobody stood still, and no way was cut or longer: all know how old what they hear is."""
+        self.are_leases_sure = True
+        """No agent took its lease for free before its time, as it does when its holder's connection ends."""
         self.by_number: dict[int, FrontendProcess] = {}
         self.schedulers: dict[int, SchedulerProcess] = {}
         """Those that run, by number."""
@@ -122,6 +126,14 @@ class World:
         """How many answers of its last model are in its answer."""
         return COPIES if name == APPLICATION else 1
 
+    def priority_of(self, request: int) -> int | None:
+        """That its client gives it; None: it gives none."""
+        return request % (PRIORITY_MAX + 1) if self.shape.priorities else None
+
+    def may_yield(self, request: int) -> bool:
+        """Whether others are more important."""
+        return self.priority_of(request) not in {None, PRIORITY_MAX}
+
     def is_doubtful(self, name: ModelId) -> bool:
         """Whether that may be known, and may not."""
         return any(self.changes.is_doubtful(one) for one in self.models_of(name))
@@ -170,6 +182,10 @@ class World:
         """In the order of the nodes."""
         return [host.agent for host in self.hosts if host.agent is not None]
 
+    def workers_alive(self) -> list[WorkerProcess]:
+        """In the order of the nodes."""
+        return [worker for host in self.hosts for worker in host.workers.values()]
+
     # ------------------------------------------------------------ a history
 
     def play(self) -> Monitor:
@@ -177,19 +193,27 @@ class World:
         try:
             self._boot()
             began_ms = self.now_ms
+            expected = expected_of(self.script)
             self._load(f"{self.script.seed}/load", FAULTY_MS + 150.0)
             for fault in self.script.faults:
                 self.at(began_ms + fault.at_ms, partial(self._faults.strike, fault))
             if self.shape.is_up:
                 moments = [*(fault.at_ms for fault in self.script.faults), FAULTY_MS + 200.0]
                 self._easy_until_ms = began_ms + moments[0]
-                if self.script.faults and (room_ms := room_ms_of(self.script)) is not None:
-                    self._room_ms, self._roomy_until_ms = room_ms, began_ms + moments[1]
+                if expected.room_ms is not None:
+                    self._room_ms, self._roomy_until_ms = expected.room_ms, began_ms + moments[1]
+            if expected.active_ms is not None:
+                self.at(began_ms + expected.active_ms, self._look_for_active)
+            if expected.ended_ms is not None:
+                self.at(began_ms + expected.ended_ms, self._look_for_stuck)
+            workers = names_of(self.workers_alive())
             self._run_until(began_ms + FAULTY_MS + 200.0)
             lost = self.monitor.not_served
             if not self.monitor.serves(self._share):
                 raise Violated(f"nothing has gone wrong that would cost it, and {lost}")
             self._settle()
+            if expected.keeps_workers and workers != names_of(self.workers_alive()):
+                raise Violated(f"of {sorted(workers)} not all have outlived their agent")
             self._run_until(self.now_ms + 600.0)  # the longest pause before a client tries to connect again
             self._serve_again()
             self._probe()
@@ -241,7 +265,7 @@ class World:
                 and budget_ms >= self._room_ms * len(models)
                 and self._share == 1.0
             )
-        ) and not self.is_doubtful(model_id)
+        ) and not (self.is_doubtful(model_id) or self.may_yield(request))
         asked_at_ms, slept_ms = self.now_ms, frontend.slept_ms
         self.monitor.asked(
             Asked(request, model_id, models, client, frontend, asked_at_ms, budget_ms, slept_ms, is_easy)
@@ -255,6 +279,15 @@ class World:
         if not self.monitor.fate_of(request):
             self.monitor.cancelled(request)
             client.cancel(request)
+
+    def _look_for_active(self) -> None:
+        if all(one.core is None for one in self.schedulers_alive()):
+            raise Violated("no standby has taken over")
+
+    def _look_for_stuck(self) -> None:
+        stuck = [process.place for process in self.processes if process.is_stopped]
+        if stuck:
+            raise Violated(f"{stuck} stand still for {STUCK_MS / 1e3:g} s, and nobody ends them")
 
     def _settle(self) -> None:
         self._wait_until_settled(SETTLE_WITHIN_MS, "it does not recover")
@@ -280,7 +313,7 @@ class World:
             or len(self.schedulers) < self.shape.schedulers
             or any(one.disk_fails_until_ms > self.now_ms for one in self.schedulers.values())
             or any(host.agent is None or host.slower != 1.0 for host in self.hosts)
-            or any(host.disk_fails_until_ms > self.now_ms for host in self.hosts)
+            or any(max(host.disk_fails_until_ms, host.raises_until_ms) > self.now_ms for host in self.hosts)
             or len(self.by_number) < self.shape.frontends
             or any(client is None for client in self.clients)
         )
@@ -318,7 +351,7 @@ class World:
         self._run_until(self.now_ms + 2_500.0)
         for request, model_id in asked:
             fate, expected = self.monitor.fate_of(request), ANSWER if served[model_id] else "ModelNotFound"
-            if fate not in {expected, "Cancelled"}:
+            if fate not in {expected, "Cancelled"} and not (fate == "Overloaded" and self.may_yield(request)):
                 raise Violated(f"all is well, and request {request} of {model_id} ends as {fate}")
         problem = unsettled(self)
         if problem:

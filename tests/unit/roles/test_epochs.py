@@ -149,10 +149,19 @@ def test_an_agent_answers_first_and_then_follows_whom_it_granted_an_epoch() -> N
     agent = Agent()
     found(agent)
     actions = agent.grant(SECOND, 17)
-    assert messages(actions) == [(SECOND, LeaseReport), (SCHEDULER, NodeHello)]
+    assert messages(actions)[0] == (SECOND, LeaseReport)
+    assert messages(actions)[-1] == (SCHEDULER, NodeHello)
     assert FollowScheduler(SECOND) in actions
     hello = next(a.message for a in actions if isinstance(a, Send) and isinstance(a.message, NodeHello))
     assert (hello.epoch, hello.holder_id, hello.is_lease_free) == (17, "scheduler-1", False)
+
+
+def test_the_other_schedulers_hear_that_the_lease_is_free_no_more() -> None:
+    """Else they ask for it a while later, in vain, and are not yet through with that should the holder be lost then."""
+    agent = Agent()
+    found(agent)
+    told = [(one.peer, one.message) for one in agent.grant(SECOND, 17) if isinstance(one, Send)]
+    assert (FIRST, LeaseReport(NodeId("a"), 17, "scheduler-1", BORN, is_free=False)) in told
 
 
 def test_an_agent_wants_what_its_epoch_wants_and_nothing_else() -> None:

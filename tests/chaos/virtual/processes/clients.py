@@ -118,7 +118,12 @@ class ClientProcess(Process):
         key = place, self._numbers[place]
         spent_ms = self.now_ms() - one.asked_at_ms
         asked = Infer(
-            key[1], one.model_id, one.budget_ms, spent_ms=spent_ms if is_again else 0.0, may_have_run=is_again
+            key[1],
+            one.model_id,
+            one.budget_ms,
+            priority=self.world.priority_of(one.request),
+            spent_ms=spent_ms if is_again else 0.0,
+            may_have_run=is_again,
         )
         is_sent = self._links[place].send(PeerId(frontend_id(place)), asked, [input_of(one.request)])
         if is_sent:

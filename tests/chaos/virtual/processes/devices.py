@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ import numpy as np
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import SliceSpec, replaced
-from roles.gpu_worker.executors.base import ExecutorEvent, Job, JobRan
+from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Job, JobRan, RunFailed
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 INPUT: Final = "input"
 MODELS_MAX: Final = 8
+RAISES_EACH: Final = 5
+"""Of so many requests there is one on which a model raises, where it does."""
 FIRST_REQUEST: Final = 1 << 12
 """Requests have numbers from here on, and fewer than as many again: so an input says how many models it has gone through."""
 
@@ -37,6 +40,11 @@ def output_of(value: float, model_id: ModelId) -> float:
 def values_of(job: Job) -> list[float]:
     """The inputs of a batch's requests, in the order of its rows."""
     return [float(tensor.array.reshape(-1)[0]) for part in job.parts for tensor in part.tensors]
+
+
+def is_raised_on(value: float) -> bool:
+    """Whether a model that raises does so on that input."""
+    return request_of(value)[0] % RAISES_EACH == 0
 
 
 def request_of(value: float) -> tuple[int, int]:
@@ -57,6 +65,8 @@ class VirtualDevices(EmulatedExecutor):
         self._loading: list[tuple[float, int, ExecutorEvent]] = []
         self._loads = 0
         self._outputs: dict[BatchId, list[float]] = {}
+        self._failing: set[BatchId] = set()
+        """Batches on which their model raises."""
 
     def load(self, spec: SliceSpec) -> None:
         before = len(self._ready)
@@ -84,10 +94,29 @@ class VirtualDevices(EmulatedExecutor):
         self.specs[slice_id] = replaced(hosted, models=left)
 
     def _begin(self, job: Job, now_ms: float) -> None:
+        world, host = self._process.world, self._process.host
         values = values_of(job)
-        self._process.world.monitor.runs(self._process, job, values, now_ms)
+        world.monitor.runs(self._process, job, values, now_ms)
         self._outputs[job.batch_id] = [output_of(value, job.model_id) for value in values]
+        if world.now_ms < host.raises_until_ms and any(map(is_raised_on, values)):
+            self._failing.add(job.batch_id)
+            world.monitor.fails(values)
         super()._begin(job, now_ms)
+
+    def break_down(self) -> None:
+        """Nothing works any more."""
+        for running in self._running:
+            self._process.world.monitor.fails(values_of(running.job))
+        self._running.clear()
+        for slice_ in self._slices.values():
+            slice_.waiting.clear()
+        self._ready.append(DeviceBroken("it fell off the bus"))
+
+    def hang(self) -> None:
+        """What runs never ends."""
+        for running in self._running:
+            self._process.world.monitor.fails(values_of(running.job))
+            running.finish_at_ms = math.inf
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
         return super().slowdown(job, batch_size, now_ms) * self._process.host.slower
@@ -100,7 +129,9 @@ class VirtualDevices(EmulatedExecutor):
     def wake_at_ms(self) -> float | None:
         moments = [at_ms for at_ms, *_ in self._loading[:1]]
         running_until_ms = super().wake_at_ms
-        return min(moments + ([] if running_until_ms is None else [running_until_ms]), default=None)
+        if running_until_ms is not None and running_until_ms < math.inf:
+            moments.append(running_until_ms)
+        return min(moments, default=None)
 
     def take(self, limit: int, now_ms: float) -> Sequence[ExecutorEvent]:
         while self._loading and self._loading[0][0] <= now_ms:
@@ -117,5 +148,8 @@ class VirtualDevices(EmulatedExecutor):
     def _with_outputs(self, event: ExecutorEvent) -> ExecutorEvent:
         if not isinstance(event, JobRan):
             return event
+        if event.batch_id in self._failing:
+            self._failing.remove(event.batch_id)
+            return RunFailed(event.slice_id, event.batch_id, "the model raised")
         rows = np.array(self._outputs.pop(event.batch_id), np.float32).reshape(-1, 1)
         return replace(event, outputs=[NamedTensor("output", rows)])

@@ -25,6 +25,7 @@ from fabric.transit_time import TransitMeter
 
 Parts = Sequence[Buffer] | Envelope
 
+LEAST_WAIT_MS: Final = 1e-3
 GIVEN_UP_AFTER_MS: Final = 5_000.0
 """Unacknowledged for so long, a connection ends (docs/wire.md)."""
 
@@ -192,7 +193,9 @@ class Wire:
         self._network.wires.pop(self, None)
 
     def _hang_up_at(self, at_ms: float, end: End) -> None:
-        self._network.time.at(at_ms, lambda: end.owner.when_running(lambda: end.hang_up(self)))
+        """Behind what arrives at that moment."""
+        heard_at_ms = at_ms + LEAST_WAIT_MS
+        self._network.time.at(heard_at_ms, lambda: end.owner.when_running(lambda: end.hang_up(self)))
 
 
 class End:

@@ -192,6 +192,8 @@ class Host:
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     records: dict[str, Orphan] = field(default_factory=dict)
     slower: float = 1.0
+    raises_until_ms: float = 0.0
+    """Until then models raise on some requests."""
     disk_fails_until_ms: float = 0.0
     lease: LeaseRecord = NO_LEASE
 

@@ -733,6 +733,17 @@ def test_a_model_that_breaks_the_device_when_it_is_loaded_is_left_out() -> None:
     assert [one.model_id for one in hosted_by(host, spawn.worker_id).left_out] == ["bad"]
 
 
+@pytest.mark.parametrize("guilty", ["", "bad"])
+def test_of_a_worker_whose_end_is_known_its_last_words_come_too_late(guilty: str) -> None:
+    """They may: the end of a process is heard at once, what it said by a socket."""
+    host = Agent()
+    host.serve(two())
+    host.exit("worker-a-1", code=1)
+    last = SliceFailed(SliceId("x"), incarnation("worker-a-1"), "CUDA error", ModelId(guilty))
+    assert changes(host.hear("worker-a-1", last)) == []
+    assert spawns(host.until(host.now_ms + 150.0)), "it is started again"
+
+
 def test_many_models_may_hang_without_taking_their_neighbours_out() -> None:
     """Hangs count for the model: five ends of a worker within a minute would give the whole slice up."""
     host = Agent()
