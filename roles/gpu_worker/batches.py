@@ -169,13 +169,14 @@ class BatchQueue:
         """What keeps the slice from starting another one: on the device, or in a pipeline's first stage."""
         self.ahead: Batch | None = None
         """Of those that wait, the one that the device has got behind `running`."""
-        self._passed: list[Batch] = []
+        self._passed: list[Batch] = []  # in later stages
+        self._behind: list[Batch] = []  # run apart, and on the device behind `running`
         self._waiting: list[Batch] = []
         self._looked_at_ms = -math.inf
         """When it was last asked which one starts next."""
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._passed) + (self.running is not None)
+        return len(self._waiting) + len(self.started)
 
     def __iter__(self) -> Iterator[Batch]:
         """All that have not ended."""
@@ -184,7 +185,8 @@ class BatchQueue:
     @property
     def started(self) -> list[Batch]:
         """Those that have started and not ended, in the order of their starts."""
-        return self._passed.copy() if self.running is None else [*self._passed, self.running]
+        on_device = self._behind if self.running is None else [*self._behind, self.running]
+        return [*self._passed, *on_device]
 
     def started_as(self, batch_id: BatchId, now_ms: float) -> Batch:
         """One of them, which is there: an executor speaks of what it was given and has not ended."""
@@ -208,11 +210,34 @@ class BatchQueue:
         self.running = None
         return True
 
+    def go_on(self, failed: Batch, now_ms: float) -> Batch | None:
+        """A run of that batch is over, though more of it is to run; what the device has begun by itself, if it had anything."""
+        began = self.ahead
+        if failed is not self.running or began is None:
+            return None
+        self._behind.append(failed)
+        self.running = None
+        self.start(began, now_ms)
+        return began
+
+    @property
+    def has_behind(self) -> bool:
+        """Whether something that is run apart waits for the device."""
+        return bool(self._behind)
+
     def begin_again(self, batch: Batch) -> None:
-        """One that has started goes through the first stage once more: nothing new starts meanwhile, or it comes behind what is there."""
-        if self.running is None:
+        """One that has started is on the device once more, in a pipeline from the first stage on, and comes behind what is there."""
+        if batch in self._passed:
             self._passed.remove(batch)
-            self.running = batch
+            self._behind.append(batch)
+        self.next_behind()
+
+    def next_behind(self) -> Batch | None:
+        """The device is free for what is run apart; the batch of which that is, if there is one."""
+        if self.running is None and self._behind:
+            self.running = self._behind.pop(0)
+            return self.running
+        return None
 
     def end(self, batch: Batch) -> None:
         """One that the device had is over."""
@@ -221,7 +246,7 @@ class BatchQueue:
         elif self.ahead is batch:
             self._leave(batch)
         else:
-            self._passed.remove(batch)
+            (self._passed if batch in self._passed else self._behind).remove(batch)
 
     def add(self, batch: Batch) -> None:
         """Take a newly granted batch."""

@@ -469,7 +469,8 @@ class WorkerCore:
         if slice_ is not None and batch is not None:
             actions = self._runs.fit(batch, inputs, event.payload, now_ms)
             # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
-            after = self._advance(slice_, now_ms) if batch.is_complete else self._look_ahead(slice_, now_ms)
+            may_change = batch.is_complete or slice_.queue.ahead is not None
+            after = self._advance(slice_, now_ms) if may_change else self._look_ahead(slice_, now_ms)
             return actions + after
         if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
             return []
@@ -528,6 +529,7 @@ class WorkerCore:
         if batch.failure:
             batch.ran += ran
             batch.exec_ms += event.exec_ms
+            self._runs.go_on(slice_, batch, now_ms)
             return [*answers, *release(event.outputs), *self._run_apart(slice_, batch, now_ms)]
         slice_.queue.end(batch)
         # Before the answers: the device has nothing to do meanwhile.
@@ -539,6 +541,7 @@ class WorkerCore:
     def _fail(self, event: RunFailed, now_ms: float) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.started_as(event.batch_id, now_ms)
+        self._runs.go_on(slice_, batch, now_ms)
         if len(batch.rows) > 1 and slice_.is_idempotent(batch.run.model_id):
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)

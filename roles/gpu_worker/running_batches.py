@@ -5,6 +5,7 @@ What follows from that for the slice and the worker (alarms, a hung device, an e
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Final
 
@@ -40,6 +41,9 @@ class Runs:
             batch = queue.ahead
             queue.start(batch, now_ms)
             self.expect(slice_, batch, now_ms)
+        apart = queue.next_behind()
+        if apart is not None:
+            self.expect(slice_, apart, now_ms)
         for batch in queue.take_ended(now_ms):
             if batch.is_dead:
                 actions += self._end_dead(batch)
@@ -65,7 +69,7 @@ class Runs:
         if ahead is not None:
             is_still_next = next_ is ahead and now_ms < ahead.expires_at_ms
             return [] if is_still_next else self.recall(slice_)
-        if queue.running is None or next_ is None or not next_.is_complete:
+        if queue.running is None or queue.has_behind or next_ is None or not next_.is_complete:
             return []
         queue.hand_over(next_)
         return [_execute(slice_, next_)]
@@ -105,11 +109,19 @@ class Runs:
             if now_ms <= _expires_at_ms(slice_, batch):
                 self._counters["runs_apart"] += 1
                 slice_.queue.begin_again(batch)
-                self.expect(slice_, batch, now_ms)
+                batch.overdue_at_ms = math.inf
+                if batch is slice_.queue.running:
+                    self.expect(slice_, batch, now_ms)
                 return [*actions, _execute(slice_, batch)]
             reason = f"its budget allowed no run apart from a batch that failed: {batch.failure}"
             actions += answer_failure(batch, "DeadlineExceeded", reason)
         return actions + self._end_failed(slice_, batch)
+
+    def go_on(self, slice_: HostedSlice, failed: Batch, now_ms: float) -> None:
+        """A run of that batch has ended badly, or was a part of it: the device goes on with what it was handed over."""
+        began = slice_.queue.go_on(failed, now_ms)
+        if began is not None:
+            self.expect(slice_, began, now_ms)
 
     def expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
         """What runs ends within its limit from now on, or has hung."""

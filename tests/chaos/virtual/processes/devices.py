@@ -117,6 +117,7 @@ class VirtualDevices(EmulatedExecutor):
         for running in self._running:
             self._process.world.monitor.fails(values_of(running.job))
             running.finish_at_ms = math.inf
+            self._slices[running.job.slice_id].free_at_ms = [math.inf]
 
     def slowdown(self, job: Job, batch_size: int, now_ms: float) -> float:
         return super().slowdown(job, batch_size, now_ms) * self._process.host.slower

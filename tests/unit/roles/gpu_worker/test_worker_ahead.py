@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fabric.ids import BatchId, ModelId
-from fabric.messages import BatchFailed, Done, PreemptBatch, SliceReady, Stop
+from fabric.messages import BatchFailed, Done, PreemptBatch, SliceFailed, SliceReady, Stop
 from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import Abort, BatchRan, End, Execute, PushOutputs, Recall, WorkerAction
@@ -219,3 +219,55 @@ def test_only_the_model_that_had_no_memory_shrinks() -> None:
     core = serving_core(slice_spec(models=[model_spec(), other], device="cpu"))
     (ready,) = sent(SliceReady, core.handle(Shrunk(SLICE, ModelId("other"), 1), 1.0))
     assert [replica.batch_size_max for replica in ready.replicas] == [4, 1]
+
+
+def test_one_whose_part_comes_after_its_latest_start_takes_the_place_of_what_was_handed_over() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    two = run_batch(
+        part((0, 1)),
+        part((0, 1), frontend_id="frontend-1"),
+        batch_id=2,
+        start_in_ms=1.0,
+        latest_in_ms=2.0,
+        expires_in_ms=40.0,
+    )
+    core.handle(two, 1.0)
+    assert numbers(grant(core, 3, 1.0, start_in_ms=3.0)) == []
+    assert numbers(core.handle(Tick(), 4.0)) == [3]
+    # Past its latest start the first in line may go with the parts that came, once one has (ADR 0020).
+    (recall,) = of_device(core.handle(inputs(0, batch_id=2), 6.0))
+    assert recall == Recall(SLICE, BatchId(3))
+
+
+def test_a_hang_is_blamed_on_what_the_device_has_begun_behind_a_batch_that_failed() -> None:
+    core = serving_core(slice_spec(models=[model_spec("raises"), model_spec("hangs")]))
+    for batch_id, model_id in ((1, "raises"), (2, "hangs")):
+        run = run_batch(
+            part((0, 2)), batch_id=batch_id, model_id=model_id, latest_in_ms=60_000.0, expires_in_ms=60_000.0
+        )
+        core.handle(run, 0.0)
+        core.handle(inputs(0, 1, batch_id=batch_id, model_id=model_id), 0.0)
+    assert numbers(core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)) == [1]
+    failed: list[SliceFailed] = []
+    while not failed:
+        assert core.wake_at_ms is not None
+        failed = sent(SliceFailed, core.handle(Tick(), core.wake_at_ms))
+    assert failed[0].model_id == "hangs"
+
+
+def test_what_is_run_apart_has_its_own_limit_once_the_device_is_at_it() -> None:
+    core = serving_core(slice_spec(models=[model_spec("raises"), model_spec("other")]))
+    for batch_id, model_id in ((1, "raises"), (2, "other")):
+        run = run_batch(
+            part((0, 2)), batch_id=batch_id, model_id=model_id, latest_in_ms=60_000.0, expires_in_ms=60_000.0
+        )
+        core.handle(run, 0.0)
+        core.handle(inputs(0, 1, batch_id=batch_id, model_id=model_id), 0.0)
+    core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)
+    assert core.wake_at_ms is not None
+    core.handle(ran(2, 5.0), core.wake_at_ms - 1.0)
+    failed: list[SliceFailed] = []
+    while not failed:
+        failed = sent(SliceFailed, core.handle(Tick(), core.wake_at_ms))
+    assert failed[0].model_id == "raises"
