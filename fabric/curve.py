@@ -175,7 +175,9 @@ class LinkAccess:
         """End a connection under ZeroMQ, which has no word for it. If its descriptor is another's by now, that one connects again."""
         self._spoke_by.pop(descriptor, None)
         with contextlib.suppress(OSError), plain.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.getsockname()[1] in self._ports:  # else it is nothing of this link
+            if (
+                connection.family != plain.AF_UNIX and connection.getsockname()[1] in self._ports
+            ):  # else it is nothing of this link
                 connection.shutdown(plain.SHUT_RDWR)
 
     def check_owner(self, principal: str, message: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -102,3 +103,13 @@ def _is_still_there(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What is made meanwhile, sockets too, is for this user alone. Roles have that mask anyway."""
+    former = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(former)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -73,6 +74,7 @@ class Connection:
             queue_messages_max=2 * options.pending_max + 1_000,
             header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
             payload_bytes_max=options.payload_bytes_max,
+            queue_bytes_max=sys.maxsize,
         )
         keyring = None if options.key_file is None else Keyring.of_file(options.key_file)
         own = peer_id("client" if keyring is None else keyring.own.principal, new_incarnation())

@@ -21,12 +21,12 @@ from fabric.codec import Buffer
 from fabric.curve import LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
-from fabric.ipc import IPC, IpcPath
+from fabric.ipc import IPC, IpcPath, private_files
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
 from fabric.sockets.local_stream import LocalStream
-from fabric.sockets.local_streams import LocalStreams
+from fabric.sockets.local_streams import FLUSH_MS, LocalStreams
 from fabric.sockets.monitor import ConnectionMonitor
 from fabric.sockets.options import CONTROL, LinkOptions
 from fabric.transit_time import TransitMeter
@@ -38,7 +38,6 @@ RECEIVED_MAX: Final = 64
 """Messages that ZeroMQ reads ahead of us, from each peer: what is over that waits at its sender."""
 TURN_HEADER_BYTES: Final = 32 << 10
 """One `receive` decodes no more than so many bytes of headers and one header: what it takes grows with them."""
-FLUSH_MS: Final = 100
 KEEPALIVE_S: Final = 2
 HANDSHAKE_MS: Final = (
     3_000  # a connection that has not said who it is for so long ends; so long waits whoever was refused
@@ -84,7 +83,7 @@ class SocketLink(ABC):
         self._claims: list[IpcPath] = []
         self._addresses: list[str] = []
         self._came: list[Received] = []  # of what travelled together, and was more than was asked for
-        self._lost: list[PeerId] = []  # whose connections have ended, until somebody asks
+        self._lost: dict[PeerId, None] = {}  # whose connections have ended, until somebody asks
         self._has_looked = False  # just now, so that the next `receive` need not
         with naming_descriptors():
             self._streams = LocalStreams(self._options)
@@ -92,7 +91,7 @@ class SocketLink(ABC):
         try:
             self._socket = open_socket(self.kind, self._options)
         except PeerLost:
-            self._streams.close(0.0)
+            self._streams.close()
             raise
         self._lender = _ByIpc() if self._options.is_sharing else None
         self._frames_max = self.is_routing + self._options.frames_max
@@ -100,6 +99,7 @@ class SocketLink(ABC):
         # Asking ZeroMQ whether there is more is the dearest thing in a quiet turn of a loop, and its answer can only
         # have changed after something was done with the socket, or when the descriptor says so.
         self._is_touched = True
+        self._is_zmqs_turn = False
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._streams.watch(self._descriptor)
 
@@ -134,8 +134,10 @@ class SocketLink(ABC):
         self._look()
         self._has_looked = True
         self._note_ended()
-        lost, self._lost = self._lost, []
-        return lost
+        if not self._lost:
+            return ()
+        lost, self._lost = self._lost, {}
+        return tuple(lost)
 
     def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
         """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""
@@ -185,7 +187,7 @@ class SocketLink(ABC):
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
-        self._streams.close(FLUSH_MS)
+        self._streams.close()
         self._socket.close(linger=FLUSH_MS)
         for claim in self._claims:
             claim.release()
@@ -223,14 +225,20 @@ class SocketLink(ABC):
         return self._is_touched
 
     def _take_whole(self) -> Whole | None:
-        """All frames of the next message, of those that come by local streams first; None: there is none.
+        """All frames of the next message, by ZeroMQ and by local streams in turn; None: there is none.
 
         Raises RemoteProtocolError for what breaks the bounds: by a stream, which has ended then, or of too many frames.
         """
+        self._is_zmqs_turn = not self._is_zmqs_turn
+        if self._is_zmqs_turn and (whole := self._take_by_zmq()) is not None:
+            return whole
         streamed = self._streams.take()
         if streamed is not None:
             stream, parts = streamed
             return Whole(b"", parts, None, stream)
+        return None if self._is_zmqs_turn else self._take_by_zmq()
+
+    def _take_by_zmq(self) -> Whole | None:
         if not self._is_touched or self._socket.closed or (self._is_amid and not self._pass_over()):
             return None
         try:
@@ -260,7 +268,7 @@ class SocketLink(ABC):
         peer, speaker = self._sender(whole)
         lender = self._lender
         if lender is not None:
-            lender.frame = whole.last
+            lender.frame = whole.last_frame
         envelope, named = frames.split(
             whole.parts,
             header_bytes_max=self._options.header_bytes_max,
@@ -333,8 +341,9 @@ class ListeningLink(SocketLink):
                     claim = IpcPath(address)
                     claim.claim()
                     self._claims.append(claim)
-                    with private_files():  # before ZeroMQ's, so that whoever finds that one can find this one
-                        self._streams.listen(claim.stream_path)
+                    self._streams.listen(
+                        claim.stream_path
+                    )  # before ZeroMQ's: whoever finds that one can find this one
                 elif address.startswith("tcp://"):
                     check_listening(address, guard)
                     if guard is not None and not is_guarded:
@@ -349,8 +358,8 @@ class ListeningLink(SocketLink):
             raise
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
-        return NOBODY, None if self._guard is None or whole.last is None else self._guard.check(
-            whole.last, NOBODY
+        return NOBODY, None if self._guard is None or whole.last_frame is None else self._guard.check(
+            whole.last_frame, NOBODY
         )
 
     def _keys_changed(self, guard: LinkAccess) -> None:
@@ -367,7 +376,7 @@ class Whole(NamedTuple):
     route: Buffer
     """The identity of the connection, where ZeroMQ says it."""
     parts: Sequence[Buffer]
-    last: zmq.Frame | None
+    last_frame: zmq.Frame | None
     """Knows by which of ZeroMQ's connections it came."""
     stream: LocalStream | None
 
@@ -526,16 +535,6 @@ def connect_socket(
     with naming(address, "connect to"):
         socket.connect(address)
     return address, key
-
-
-@contextlib.contextmanager
-def private_files() -> Iterator[None]:
-    """What is made meanwhile, sockets too, is for this user alone. Roles have that mask anyway."""
-    former = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(former)
 
 
 @contextlib.contextmanager

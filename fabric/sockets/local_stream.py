@@ -17,7 +17,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,7 @@ class LocalStream:
         "has_heard",
         "identity",
         "is_broken",
+        "is_closed",
         "is_ended",
         "is_readable",
         "is_waiting",
@@ -71,7 +72,9 @@ class LocalStream:
         self.is_broken = False
         """Nothing can be sent any more."""
         self.is_ended = False
-        """The other end is gone, and nothing is left to read."""
+        """The other end is gone, and the kernel has nothing more of it."""
+        self.is_closed = False
+        """It was given up here."""
         self.is_readable = False
         """The kernel may have more of it."""
         self.is_waiting = False
@@ -119,13 +122,13 @@ class LocalStream:
         try:
             if len(parts) == 1 and size < SMALL_BELOW_BYTES:  # nearly all there are
                 whole = b"".join((_ONE.pack(1, size), parts[0]))
-                sent = self._socket.send(whole)
+                sent = self._socket.send(whole, socket.MSG_NOSIGNAL)
                 if sent == len(whole):
                     return True
                 buffers = [memoryview(whole)]
             else:
                 buffers = _framed(parts)
-                sent = self._socket.sendmsg(buffers[:_BUFFERS_MAX])
+                sent = self._socket.sendmsg(buffers[:_BUFFERS_MAX], (), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             buffers, sent = _framed(parts), 0
         except OSError:
@@ -138,17 +141,8 @@ class LocalStream:
 
     def flush(self) -> None:
         """The kernel has room: send what waits."""
-        budget = FLUSH_BYTES
         try:
-            while self._unsent and budget > 0:
-                rest = self._unsent[0]
-                sent = self._socket.sendmsg(rest[:_BUFFERS_MAX])
-                budget -= sent
-                self._unsent_bytes -= sent
-                if not _cut_off(rest, sent):
-                    self._unsent.popleft()
-        except BlockingIOError:
-            return
+            self._unsent_bytes -= send_waiting(self._socket, self._unsent, FLUSH_BYTES)
         except OSError:
             self.is_broken = True
             self._unsent.clear()
@@ -167,28 +161,31 @@ class LocalStream:
                 return None
             self._read()
 
-    def has_ended(self) -> bool:
-        """Read once; whether that was the end, and nothing is left of what came before."""
+    def find_end(self) -> bool:
+        """Read once, as the other end is said to be gone; whether it is, and has left nothing more to take."""
         self.is_readable = True
         self._read()
         return self.is_ended and not self.has_more
 
-    def unread(self) -> int:
-        """How many messages are here that nobody will take."""
+    def drop_unread(self) -> int:
+        """Nobody will take what is here; how many messages that were."""
         count = 0
         with contextlib.suppress(RemoteProtocolError):
             while self.receive() is not None:
                 count += 1
         return count
 
-    def close(self) -> None:
-        """What the kernel has of ours still arrives. Safe to call twice."""
-        if self._socket.fileno() < 0:
+    def close(self, flush: Callable[[socket.socket, deque[list[memoryview]]], None] | None = None) -> None:
+        """What the kernel has of ours still arrives; what waits here goes on by `flush`, which closes the socket then. Safe to call twice."""
+        if self.is_closed:
             return
-        self.is_ended = self.is_broken = True
-        self._unsent.clear()
+        self.is_closed = self.is_ended = True
         self._poll.unregister(self.descriptor)
-        self._socket.close()
+        if flush is not None and self._unsent and not self.is_broken:
+            flush(self._socket, self._unsent)
+        else:
+            self._socket.close()
+        self.is_broken, self._unsent = True, deque()
 
     # ------------------------------------------------------------ out
 
@@ -255,6 +252,8 @@ class LocalStream:
         try:
             if self._large is not None:
                 asked = len(self._large) - self._filled
+                if not asked:  # it is all here, and has to be taken first
+                    return
                 read = self._socket.recv_into(self._large[self._filled :])
                 self._filled += read
             else:
@@ -271,6 +270,21 @@ class LocalStream:
             asked = 1
         self.is_ended = not read
         self.is_readable = read == asked
+
+
+def send_waiting(connected: socket.socket, unsent: deque[list[memoryview]], bytes_max: int) -> int:
+    """Send what waits, as far as the kernel takes it, and hardly more than `bytes_max`; how many bytes that were.
+
+    Raises OSError where the other end is gone.
+    """
+    total = 0
+    with contextlib.suppress(BlockingIOError):
+        while unsent and total < bytes_max:
+            sent = connected.sendmsg(unsent[0][:_BUFFERS_MAX], (), socket.MSG_NOSIGNAL)
+            total += sent
+            if not _cut_off(unsent[0], sent):
+                unsent.popleft()
+    return total
 
 
 def _framed(parts: Sequence[Buffer]) -> list[memoryview]:

@@ -11,6 +11,7 @@ The first message of whoever connected is a greeting: one frame, `GREETING` and 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import socket
@@ -24,11 +25,15 @@ from typing import Final
 
 from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
+from fabric.ipc import private_files
+from fabric.sockets.flushing import IN_BACKGROUND
 from fabric.sockets.local_stream import LocalStream
 from fabric.sockets.options import LinkOptions
 
 SWITCH: Final = "TENUTO_EXPRESS"
 GREETING: Final = b"TENUTO-STREAM/1 "
+FLUSH_MS: Final = 100
+LISTEN_AGAIN_MS: Final = 1_000.0
 STREAMS_MAX: Final = 8_192
 """Accepted by one link; who comes then is turned away, and goes by ZeroMQ."""
 _BACKLOG: Final = 128
@@ -57,8 +62,9 @@ class LocalStreams:
         self._poll = select.epoll()
         self._streams: dict[int, LocalStream] = {}
         self._waiting: deque[LocalStream] = deque()  # those that may have a message, in turn
-        self._leaving: list[LocalStream] = []
-        self._listener: socket.socket | None = None
+        self._listeners: dict[int, tuple[socket.socket, Path]] = {}
+        self._listen_again: list[Path] = []  # once there are descriptors again
+        self._listen_again_at_ms = math.inf
 
     def __len__(self) -> int:
         """How many are connected."""
@@ -80,22 +86,30 @@ class LocalStreams:
     def listen(self, path: Path | None) -> None:
         """Take whoever connects there. Nobody can where the path is too long, or what it names cannot be made."""
         if path is None or not are_allowed():
-            return
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            return None
         try:
-            listener.bind(str(path))
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return self._listen_later(path)
+        try:
+            with private_files():
+                listener.bind(str(path))
             listener.listen(_BACKLOG)
+            self._poll.register(listener.fileno(), select.EPOLLIN)
         except OSError:
             listener.close()
-            return
-        self._listener = listener
-        self._poll.register(listener.fileno(), select.EPOLLIN)
+            return None
+        self._listeners[listener.fileno()] = listener, path
+        return None
 
     def connect(self, path: Path | None, identity: bytes) -> LocalStream | None:
-        """A stream to who listens there, greeted; None: nobody does, or one of another user."""
-        if path is None or not are_allowed():
+        """A stream to who listens there, greeted; None: nobody does, or one of another user, or no descriptor is left."""
+        if path is None or self._poll.closed or not are_allowed():
             return None
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return None
         try:
             opened.connect(str(path))
             if not _is_ours(opened):
@@ -106,7 +120,8 @@ class LocalStreams:
             return None
         stream.identity = b""
         greeting = GREETING + identity
-        return stream if stream.send((greeting,), len(greeting)) else None
+        stream.send((greeting,), len(greeting))  # an empty socket takes it
+        return stream
 
     def look(self) -> None:
         """Find out who has something, and send what waits where there is room now."""
@@ -115,17 +130,20 @@ class LocalStreams:
             if stream is not None:
                 if events & select.EPOLLOUT:
                     stream.flush()
-                if events & select.EPOLLRDHUP and stream.has_ended():
+                if events & select.EPOLLRDHUP and stream.find_end():
                     self._lose(stream)
                 elif events != select.EPOLLOUT:
                     stream.is_readable = True
                     self._wait(stream)
-            elif self._listener is not None and descriptor == self._listener.fileno():
-                self._accept(self._listener)
+            elif descriptor in self._listeners:
+                self._accept(descriptor)
             else:
                 self.told.add(descriptor)
-        if self._leaving:
-            self._leaving = [stream for stream in self._leaving if not self._has_left(stream)]
+        if self._listen_again and self._options.clock.now_ms() >= self._listen_again_at_ms:
+            again, self._listen_again = self._listen_again, []
+            for path in again:
+                path.unlink(missing_ok=True)
+                self.listen(path)
 
     def take(self) -> tuple[LocalStream, Sequence[Buffer]] | None:
         """The next message, of all streams in turn, and by which it came; None: there is none.
@@ -152,48 +170,24 @@ class LocalStreams:
         return None
 
     def end(self, stream: LocalStream, *, is_flushed: bool = False) -> None:
-        """Close one; what it has not been taken of is lost. `is_flushed`: once what waits there has left."""
-        if is_flushed and stream.has_unsent:
-            self._leaving.append(stream)
-            return
+        """Give one up; what it brought and was not taken is lost. `is_flushed`: what waits to be sent may leave for a moment."""
         if stream.is_waiting:
             stream.is_waiting = False
             self._waiting.remove(stream)
-        self._remove(stream)
+        if self._streams.get(stream.descriptor) is stream:  # else another has its number by now
+            del self._streams[stream.descriptor]
+        stream.close(_leave if is_flushed else None)
 
-    def end_leaving(self) -> None:
-        """Those that were to leave have had their time."""
-        for stream in self._leaving:
-            self.end(stream)
-        self._leaving = []
-
-    def close(self, flush_ms: float) -> None:
-        """Wait for at most so long for what has not left, then end all. Safe to call twice."""
+    def close(self) -> None:
+        """End all; what waits to be sent may leave for a moment, in the background. Safe to call twice."""
         if self._poll.closed:
             return
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        self._flush(flush_ms)
+        for listener, _ in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
         for stream in list(self._streams.values()):
-            self._remove(stream)
-        self._waiting.clear()
-        self._leaving.clear()
+            self.end(stream, is_flushed=True)
         self._poll.close()
-
-    def _flush(self, within_ms: float) -> None:
-        clock = self._options.clock
-        until_ms = clock.now_ms() + within_ms
-        while unsent := [stream for stream in self._streams.values() if stream.has_unsent]:
-            left_ms = until_ms - clock.now_ms()
-            if left_ms <= 0:
-                return
-            room = select.poll()
-            for stream in unsent:
-                room.register(stream.descriptor, select.POLLOUT)
-            room.poll(left_ms)
-            for stream in unsent:
-                stream.flush()
 
     def _wait(self, stream: LocalStream) -> None:
         if not stream.is_waiting:
@@ -204,37 +198,38 @@ class LocalStreams:
         self.end(stream)
         self.ended.append(stream)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, descriptor: int) -> None:
+        listener, path = self._listeners[descriptor]
         for _ in range(_BACKLOG):
             try:
                 accepted, _ = listener.accept()
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:  # it would tell of the same one for ever
-                    self._poll.unregister(listener.fileno())
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    # It would tell of the same one for ever. Those who have connected are turned away, and go by ZeroMQ.
+                    del self._listeners[descriptor]
                     listener.close()
-                    self._listener = None
+                    self._listen_later(path)
                 return
             accepted.setblocking(False)
-            if len(self._streams) >= STREAMS_MAX or not _is_ours(accepted):
+            try:
+                if len(self._streams) >= STREAMS_MAX or not _is_ours(accepted):
+                    raise PermissionError(errno.EPERM, "too many, or another user's")
+                self._add(accepted)
+            except OSError:
                 accepted.close()
-                continue
-            self._add(accepted)
+
+    def _listen_later(self, path: Path) -> None:
+        self._listen_again.append(path)
+        self._listen_again_at_ms = self._options.clock.now_ms() + LISTEN_AGAIN_MS
 
     def _add(self, connected: socket.socket) -> LocalStream:
         stream = LocalStream(connected, self._options, self._poll)
         self._streams[stream.descriptor] = stream
         return stream
 
-    def _remove(self, stream: LocalStream) -> None:
-        if self._streams.get(stream.descriptor) is stream:  # else another has its number by now
-            del self._streams[stream.descriptor]
-        stream.close()
 
-    def _has_left(self, stream: LocalStream) -> bool:
-        if stream.has_unsent and not stream.is_ended:
-            return False
-        self.end(stream)
-        return True
+def _leave(connected: socket.socket, unsent: deque[list[memoryview]]) -> None:
+    IN_BACKGROUND.take(connected, unsent, FLUSH_MS)
 
 
 def _greeted(parts: Sequence[Buffer]) -> bytes:

@@ -16,8 +16,8 @@ class LinkOptions:
 
     `header_bytes_max`: of those that come in, as the link's purpose needs. `payload_bytes_max` 0: no tensors.
     `is_sharing`: tensors may come through memory that processes of this host share, from peers connected by ipc.
-    `queue_bytes_max`: of a router, waiting for one peer, in messages of 64 kB and more; one message is always
-    allowed into an empty queue, however large.
+    `queue_bytes_max`: waiting for one peer, of a router and of local streams (by ZeroMQ in messages of 64 kB and more);
+    one message is always allowed into an empty queue, however large.
     """
 
     clock: Clock = field(default_factory=MonotonicClock)

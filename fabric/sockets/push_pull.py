@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 
@@ -24,10 +24,10 @@ from fabric.messages import AnyMessage
 from fabric.shared_memory import is_shared_with, memory_address
 from fabric.sockets.base import (
     COPY_BELOW_BYTES,
-    FLUSH_MS,
     InFlight,
     ListeningLink,
     connect_socket,
+    naming_descriptors,
     new_counters,
     note_refused,
     note_sent,
@@ -35,7 +35,7 @@ from fabric.sockets.base import (
     send_parts,
 )
 from fabric.sockets.local_stream import LocalStream
-from fabric.sockets.local_streams import LocalStreams
+from fabric.sockets.local_streams import FLUSH_MS, LocalStreams
 from fabric.sockets.options import LinkOptions
 from fabric.tensors import ArenaSharing
 
@@ -112,7 +112,10 @@ class PushPool:
         self._clock = self._options.link.clock
         self._counters = new_counters()
         self._targets: dict[PeerId, _Target] = {}
-        self._streams = LocalStreams(self._options.link)
+        with naming_descriptors():
+            self._streams = LocalStreams(
+                replace(self._options.link, queue_bytes_max=self._options.queue_bytes_max)
+            )
         self._swept_at_ms = 0.0
 
     def know(self, peer: PeerId, incarnation: Incarnation, addresses: Sequence[str]) -> None:
@@ -178,7 +181,6 @@ class PushPool:
     def close_idle(self, now_ms: float) -> None:
         """Close sockets unused for 60 s; the next send opens one again. `send` sees to it once a second."""
         self._swept_at_ms = now_ms
-        self._streams.end_leaving()
         for target in self._targets.values():
             if now_ms - target.used_at_ms > self._options.idle_close_ms:
                 target.close(self._streams, linger_ms=0)
@@ -221,11 +223,11 @@ class PushPool:
         return self._streams.fileno()
 
     def close(self) -> None:
-        """Flush for at most 100 ms."""
+        """Flush for at most 100 ms in the background."""
         for target in self._targets.values():
             target.close(self._streams, linger_ms=FLUSH_MS)
         self._targets.clear()
-        self._streams.close(FLUSH_MS)
+        self._streams.close()
         self._sharing.close()
 
     def _unroutable(self) -> bool:

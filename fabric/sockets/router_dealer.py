@@ -135,7 +135,7 @@ class RouterLink(ListeningLink):
         if stream is not None:
             self._streams.end(stream)
         if len(self._lost) < _IDENTITIES_LOST_MAX:
-            self._lost.append(peer)
+            self._lost[peer] = None
         self.transit.forget(peer)
         self._in_flight.pop(peer, None)
 
@@ -156,23 +156,28 @@ class RouterLink(ListeningLink):
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         if whole.stream is not None:
-            return whole.stream.peer or self._greeted(whole.stream), None
-        assert whole.last is not None, "it came by ZeroMQ"
+            return self._sender_by(whole.stream), None
+        assert whole.last_frame is not None, "it came by ZeroMQ"
         route = bytes(whole.route)
         known = self._routes.peer_at(route)
         peer, mark = (known, "") if known is not None else frames.peer_from(route)
-        speaker = None if self._guard is None else self._guard.check(whole.last, peer)
+        speaker = None if self._guard is None else self._guard.check(whole.last_frame, peer)
         if known is None:
+            # Before the message is looked at: the kernel gives descriptors out again.
+            self._connections.is_told = True
+            self._note_ended()
             self._note_spoken(route, peer, mark, None if speaker is None else speaker.public)
-        descriptor = whole.last.get(zmq.SRCFD)
+        descriptor = whole.last_frame.get(zmq.SRCFD)
         if (known is None or self._descriptor_of.get(peer) != descriptor) and self._routes.to(peer) == route:
             assert isinstance(descriptor, int), "asked for a number"
             self._descriptor_of[peer] = descriptor
             self._peer_at[descriptor] = peer
         return peer, speaker
 
-    def _greeted(self, stream: LocalStream) -> PeerId:
-        """The first message by a stream: from now on its peer is answered there."""
+    def _sender_by(self, stream: LocalStream) -> PeerId:
+        """Whose stream that is: with its first message, from then on its peer is answered there."""
+        if stream.peer and self._routes.to(stream.peer) is not None:
+            return stream.peer
         assert stream.identity is not None, "that came before"
         try:
             peer, mark = frames.peer_from(stream.identity)
@@ -187,14 +192,13 @@ class RouterLink(ListeningLink):
 
     def _note_spoken(self, route: bytes, peer: PeerId, mark: str, key: str | None) -> None:
         """Somebody speaks by a connection for the first time. Raises Outdated where he has spoken by a newer one."""
-        self._look()
-        self._note_ended()  # before the message is looked at: the kernel gives descriptors out again
         if not self._routes.note(route, peer, mark, key):
             raise Outdated(f"{peer} has a newer connection")
         former = self._stream_of.pop(peer, None)
-        if former is not None:
-            self._counters["outdated_in"] += former.unread()
+        if former is not None and former.identity != route:
+            self._counters["outdated_in"] += former.drop_unread()
             self._streams.end(former)
+        self._lost.pop(peer, None)  # it is back before anybody heard that it was gone
 
 
 class DealerLink(SocketLink):
@@ -227,6 +231,7 @@ class DealerLink(SocketLink):
         self._stream: LocalStream | None = None
         self._is_by_zmq = False  # ZeroMQ's connection has carried something, so all the rest goes there
         self._is_turned_away = False  # from local streams, as long as ZeroMQ's connection stands
+        self._is_stale = False  # a local stream has ended, so what stood beside it is of who is gone
         self._failures = 0  # handshakes since the last that did not fail
         self._was_let_in = False
         self._connections = self._watch_connections(
@@ -281,7 +286,7 @@ class DealerLink(SocketLink):
         if self._socket.closed or not self._connections.ended():
             return
         if self._is_by_zmq:  # else it stood idle beside a local stream
-            self._lost.append(self._server)
+            self._lost[self._server] = None
         self._is_by_zmq = self._is_turned_away = False
 
     @property
@@ -294,6 +299,8 @@ class DealerLink(SocketLink):
         if self._socket.closed or peer != self._server:
             return False
         self._follow_keys()
+        if self._is_stale:
+            self._connect_later(0.0)
         if self._connect_at_ms is not None:
             if self._clock.now_ms() < self._connect_at_ms:
                 return note_refused(self._counters)  # the old connection may still take messages, to nowhere
@@ -332,7 +339,7 @@ class DealerLink(SocketLink):
     def _drop_unread(self) -> None:
         """What came by the connection before, whose end ZeroMQ lets us read: it is of before we gave the server up."""
         self._came, self._is_amid = [], False
-        self._is_by_zmq = self._is_turned_away = False
+        self._is_by_zmq = self._is_turned_away = self._is_stale = False
         self._lost.clear()
         with contextlib.suppress(zmq.Again):
             while True:
@@ -375,8 +382,12 @@ class DealerLink(SocketLink):
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:
             if stream is self._stream:
-                self._stream, self._is_turned_away = None, not stream.has_heard
-                self._lost.append(self._server)
+                self._stream, self._is_stale, self._is_turned_away = (
+                    None,
+                    stream.has_heard,
+                    not stream.has_heard,
+                )
+                self._lost[self._server] = None
         self._streams.ended.clear()
 
     def _keys_changed(self, guard: LinkAccess) -> None:

@@ -186,11 +186,11 @@ def test_a_send_without_a_connection_is_refused(opened: Opened) -> None:
 def test_a_peer_that_left_is_refused_and_reported(address: str, opened: Opened) -> None:
     router, dealer = pair(address, opened)
     assert not router.send(PeerId("nobody/1"), Ping(1))
-    assert router.take_lost() == ["nobody/1"]
+    assert list(router.take_lost()) == ["nobody/1"]
     dealer.close()
     until(lambda: not router.send(CLIENT, Ping(1)), router)
-    assert router.take_lost() == [CLIENT]
-    assert router.take_lost() == []
+    assert list(router.take_lost()) == [CLIENT]
+    assert not router.take_lost()
     assert router.counters["unroutable_out"] == 2
 
 
@@ -221,11 +221,11 @@ def test_a_process_that_is_killed_is_lost_at_once_to_whoever_listens(address: st
     with subprocess.Popen([sys.executable, "-c", TALKER, router.addresses[0]]) as talker:
         try:
             take(router, 1)
-            assert router.take_lost() == []
+            assert not router.take_lost()
         finally:
             talker.kill()
-    until(lambda: router.take_lost() == ["talker/1"], router, limit_ms=1_000)
-    assert router.take_lost() == []
+    until(lambda: list(router.take_lost()) == ["talker/1"], router, limit_ms=1_000)
+    assert not router.take_lost()
     assert not router.send(PeerId("talker/1"), Ping(1))
 
 
@@ -252,7 +252,7 @@ def test_the_descriptor_tells_of_a_connection_that_ended(address: str, opened: O
     assert not router.has_more
     dealer.close()
     assert select.select([router.fileno()], [], [], 10)[0], "nobody has to look by himself"
-    until(lambda: router.take_lost() == [CLIENT], router)
+    until(lambda: list(router.take_lost()) == [CLIENT], router)
 
 
 def test_a_peer_that_is_back_by_another_connection_is_not_lost(address: str, opened: Opened) -> None:
@@ -263,7 +263,7 @@ def test_a_peer_that_is_back_by_another_connection_is_not_lost(address: str, ope
     lost = list(router.take_lost())
     until(lambda: router.send(CLIENT, Pong(2)), router)
     take(dealer, 1)
-    assert router.take_lost() == []
+    assert not router.take_lost()
     assert lost in ([], [CLIENT]), "by the end of its first connection, if that came before its second"
     assert not dealer.take_lost(), "it gave the connection up itself"
 
@@ -273,7 +273,7 @@ def test_a_full_queue_is_refused(address: str, opened: Opened) -> None:
     tensors = image()
     until(lambda: not router.send(CLIENT, Ping(1), tensors), router)
     assert router.counters["full_out"] == 1
-    assert router.take_lost() == []
+    assert not router.take_lost()
     came = take(dealer, int(router.counters["messages_out"]))
     assert len(came) == router.counters["messages_out"]  # what was accepted arrives
 
@@ -288,7 +288,7 @@ def test_what_waits_for_one_peer_of_a_router_is_bounded_in_bytes(address: str, o
     tensors = image(2)
     until(lambda: not router.send(CLIENT, Ping(1), tensors), router)
     assert router.counters["full_out"] == 1
-    assert router.take_lost() == []
+    assert not router.take_lost()
     assert router.send(CLIENT, Ping(2)), "what is small is bounded by the number of messages"
     assert router.send(PeerId("client/2"), Ping(3), tensors), "others have queues of their own"
     assert take(other, 1)[0].message == Ping(3)

@@ -12,9 +12,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,11 +27,11 @@ from fabric.clock import MonotonicClock
 from fabric.codec import Buffer
 from fabric.ids import Incarnation, PeerId
 from fabric.ipc import PATH_BYTES_MAX, IpcPath
-from fabric.link import Link
+from fabric.link import Link, NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
-from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushPool, RouterLink
+from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
 from fabric.sockets.local_streams import LocalStreams, are_allowed
-from fabric.sockets.routes import new_route
+from fabric.sockets.routes import Routes, new_route
 from tests.raw_streams import HELLO, framed, greeting, numbers
 
 pytestmark = pytest.mark.skipif(not are_allowed(), reason="this system has no local streams")
@@ -136,7 +139,7 @@ def test_frames_arrive_as_they_were_sent_however_they_are_cut(
                     while (taken := streams.take()) is not None:
                         came.append(taken[1])
         finally:
-            streams.close(0.0)
+            streams.close()
     assert [[bytes(part) for part in parts] for parts in came] == sent
 
 
@@ -177,7 +180,7 @@ def test_what_one_end_sends_is_what_docs_say_and_waits_where_nobody_reads(
             assert came == wanted
             assert not stream.has_unsent
         finally:
-            streams.close(0.0)
+            streams.close()
 
 
 def test_links_of_one_host_meet_by_streams_and_say_so(folder: Path, opened: Opened) -> None:
@@ -270,9 +273,136 @@ def test_what_waits_is_flushed_by_close(folder: Path, opened: Opened) -> None:
         assert stream.has_unsent
         reading = threading.Thread(target=read_all, args=(listener,))
         reading.start()
-        streams.close(5_000.0)
+        streams.close()
         reading.join(10.0)
     assert b"".join(read) == framed(HELLO) + b"".join(framed(part) for part in sent)
+
+
+@pytest.mark.parametrize("words", [1, 2, 65, 200])
+def test_whoever_says_something_and_leaves_is_told_lost_once_and_nothing_of_it_is_kept(
+    words: int, folder: Path, opened: Opened
+) -> None:
+    router = bound(folder, opened)
+    heard: Counter[PeerId] = Counter()
+    lost: Counter[PeerId] = Counter()
+    names = [PeerId(f"client/{number}") for number in range(5)]
+    for name in names:
+        dealer = DealerLink.connect(name, SERVER, [f"ipc://{folder}/server"], CONTROL)
+        for number in range(words):
+            assert dealer.send(SERVER, Ping(number))
+        dealer.close()
+
+    def is_over() -> bool:
+        lost.update(router.take_lost())
+        for one in router.receive(64):
+            heard[one.peer] += 1
+            router.send(one.peer, Pong(0))  # an answer to who has left
+        return lost.total() >= len(names) and not router.has_more
+
+    opened.until(is_over)
+    assert lost == Counter(names)
+    assert heard == Counter(dict.fromkeys(names, words))
+    assert router.counters["local_streams"] == 0
+    assert not any(router.send(name, Pong(1)) for name in names)
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3])
+def test_what_follows_a_large_message_is_taken_however_often_somebody_looks(
+    looks: int, folder: Path, opened: Opened
+) -> None:
+    pull = PullLink.bind([f"ipc://{folder}/in"])
+    opened.append(pull)
+    sent = [bytes(100_000), b"abc", b"def"]
+    with raw(folder, "in") as writer:
+        writer.settimeout(None)
+        writer.sendall(framed(HELLO) + b"".join(framed(part) for part in sent))
+        writer.shutdown(socket.SHUT_WR)
+        for _ in range(20):
+            for _ in range(looks):
+                pull.receive(0)
+            pull.receive(1)
+        opened.until(lambda: not pull.receive(16) and pull.counters["garbage_in"] == len(sent))
+    assert pull.counters["bytes_in"] == sum(map(len, sent))
+
+
+def test_a_peer_whose_name_was_forgotten_is_answered_again_once_it_speaks(
+    folder: Path, opened: Opened
+) -> None:
+    router = bound(folder, opened)
+    router._routes = Routes(names_max=2)
+    dealers = [connected(folder, opened, PeerId(f"client/{number}")) for number in range(3)]
+    for dealer in (*dealers, dealers[0]):
+        assert dealer.send(SERVER, Ping(1))
+        opened.until(lambda: bool(router.receive(1)))
+    assert router.send(PeerId("client/0"), Pong(1))
+    opened.until(lambda: [one.message for one in dealers[0].receive(1)] == [Pong(1)])
+
+
+def test_peers_by_zeromq_are_heard_beside_a_flood_by_streams(folder: Path, opened: Opened) -> None:
+    router = RouterLink.bind(
+        [f"ipc://{folder}/server", "tcp://127.0.0.1:0"], LinkOptions(payload_bytes_max=0)
+    )
+    far = DealerLink.connect(PeerId("far/1"), SERVER, router.addresses[1:], CONTROL)
+    opened += [router, far]
+    flood = connected(folder, opened, PeerId("flood/1"))
+    opened.until(lambda: far.send(SERVER, Ping(0)))
+    heard: Counter[PeerId] = Counter()
+    waiting = 200  # of each, at the begin of each turn
+
+    def is_heard() -> bool:
+        for _ in range(waiting):
+            flood.send(SERVER, Ping(1))
+            far.send(SERVER, Ping(2))
+        router.take_lost()
+        heard.update(one.peer for one in router.receive(64))
+        return heard[PeerId("far/1")] >= 500
+
+    opened.until(is_heard)
+    assert heard[PeerId("flood/1")] < 5 * heard[PeerId("far/1")], "each turn hears both"
+
+
+def test_closing_waits_for_nobody(folder: Path) -> None:
+    links: list[Link] = []
+    for number in range(5):
+        pull = PullLink.bind([f"ipc://{folder}/{number}"])
+        pool = PushPool()
+        pool.know(SLICE, Incarnation("one"), pull.addresses)
+        while pool.send(SLICE, Ping(1), [NamedTensor("x", np.zeros(500_000, np.uint8))]):
+            pass  # nobody reads
+        links += [pool, pull]
+    began_ms = CLOCK.now_ms()
+    for link in links:
+        link.close()
+    assert CLOCK.now_ms() - began_ms < 50.0
+
+
+def test_what_is_dropped_and_not_read_is_let_go_after_a_moment(folder: Path, opened: Opened) -> None:
+    pull = PullLink.bind([f"ipc://{folder}/in"])
+    pool = PushPool()
+    opened += [pull, pool]
+    pool.know(SLICE, Incarnation("one"), pull.addresses)
+    payload = np.zeros(500_000, np.uint8)
+    seen = weakref.ref(payload)
+    assert pool.send(SLICE, Ping(1), [NamedTensor("x", payload)])
+    del payload
+    assert seen() is not None
+    pool.drop(SLICE)
+    assert pool.counters["local_streams"] == 0
+    until_ms = CLOCK.now_ms() + 10_000.0
+    while seen() is not None:
+        assert CLOCK.now_ms() < until_ms
+
+
+def test_a_push_queue_by_a_stream_is_bounded_in_bytes(folder: Path, opened: Opened) -> None:
+    pull = PullLink.bind([f"ipc://{folder}/in"])
+    pool = PushPool(PushOptions(queue_bytes_max=4_000_000))
+    opened += [pull, pool]
+    pool.know(SLICE, Incarnation("one"), pull.addresses)
+    sent = 0
+    while pool.send(SLICE, Ping(1), [NamedTensor("x", np.zeros(500_000, np.uint8))]):
+        sent += 1
+        assert sent < 20
+    assert pool.counters["full_out"] == 1
 
 
 # ------------------------------------------------------------ who goes by ZeroMQ
@@ -327,6 +457,67 @@ def test_a_server_without_a_descriptor_left_is_reached_by_zeromq() -> None:
         [sys.executable, "-c", NO_DESCRIPTORS], capture_output=True, timeout=60, check=False, text=True
     )
     assert (told.returncode, told.stdout.strip()) == (0, "heard by ZeroMQ"), told.stderr
+
+
+def test_without_a_descriptor_a_send_is_refused_or_goes_by_zeromq_and_later_there_are_streams_again() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", SENDS_WITHOUT], capture_output=True, timeout=60, check=False, text=True
+    )
+    assert (told.returncode, told.stdout.split()) == (0, ["True", "1.0"]), told.stderr
+
+
+SENDS_WITHOUT = """
+import os, resource, tempfile
+from fabric.ids import Incarnation, PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink, PullLink, PushPool, RouterLink
+server = PeerId("server/1")
+with tempfile.TemporaryDirectory() as folder:
+    router, pull = RouterLink.bind([f"ipc://{folder}/server"]), PullLink.bind([f"ipc://{folder}/in"])
+    dealer = DealerLink.connect(PeerId("client/1"), server, router.addresses)
+    pool = PushPool()
+    pool.know(PeerId("slice"), Incarnation("one"), pull.addresses)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    dealer.send(server, Ping(1))
+    assert not pool.send(PeerId("slice"), Ping(1))
+    for one in held:
+        os.close(one)
+    print(pool.send(PeerId("slice"), Ping(2)))
+    while not pull.receive(1):
+        pass
+    print(pool.counters["local_streams"])
+"""
+
+
+def test_a_process_that_dies_of_broken_pipes_by_default_does_not_die_of_ours() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", PIPES], capture_output=True, timeout=60, check=False, text=True
+    )
+    assert (told.returncode, told.stdout.strip()) == (0, "False"), told.stderr
+
+
+PIPES = """
+import signal, tempfile
+from fabric.ids import PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink, RouterLink
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+server = PeerId("server/1")
+with tempfile.TemporaryDirectory() as folder:
+    router = RouterLink.bind([f"ipc://{folder}/server"])
+    dealer = DealerLink.connect(PeerId("client/1"), server, router.addresses)
+    assert dealer.send(server, Ping(1))
+    while not router.receive(1):
+        pass
+    router.close()
+    print(dealer.send(server, Ping(2)))
+"""
 
 
 NO_DESCRIPTORS = """
@@ -410,7 +601,7 @@ def test_another_users_server_is_not_spoken_to(folder: Path, opened: Opened) -> 
         assert listener.stdout.readline()
         streams = LocalStreams(LinkOptions())
         assert streams.connect(folder / "server.stream", b"secret") is None
-        streams.close(0.0)
+        streams.close()
         assert listener.stdout.readline().strip() == b"b''"
 
 

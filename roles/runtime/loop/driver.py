@@ -29,10 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fabric.clock import Clock, MonotonicClock
-from fabric.inproc import HubLink
 from fabric.messages import StatusListed, replaced
 from roles.runtime.core import Core, Tick
-from roles.runtime.loop.sources import Source, Teller, teller_of, timer_of
+from roles.runtime.loop.sources import Source, Teller, is_fed_within, teller_of, timer_of
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 from roles.runtime.process import wake_exactly
 
@@ -351,12 +350,7 @@ def _passes(
     The sleep has asked all; what comes by sockets meanwhile is heard in the next turn.
     """
     within = [
-        [
-            (one, teller)
-            for one, teller in _tellers(role.sources)
-            if one.fileno() < 0 or isinstance(teller, HubLink)
-        ]
-        for role in roles
+        [(one, teller) for one, teller in _tellers(role.sources) if is_fed_within(one)] for role in roles
     ]
     first = [
         (role, frozenset(role.sources), handed if place else ())

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Never, Protocol, TypeVar
+from typing import Generic, Never, Protocol, TypeVar, runtime_checkable
 
 from fabric.clock import Clock
 from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import PeerId
+from fabric.inproc import HubLink
 from fabric.link import Link, Received
 from fabric.messages import Ping, Pong
 from fabric.transit_time import TransitMeter
@@ -56,6 +57,7 @@ class Source(Protocol[EventT_co]):
         ...
 
 
+@runtime_checkable
 class _Readable(Protocol):
     """Links have these, and sources."""
 
@@ -284,6 +286,13 @@ def teller_of(source: Teller) -> Teller | None:
     if isinstance(source, Mailbox) and kind.has_more is Mailbox.has_more:
         return None
     return source
+
+
+def is_fed_within(source: object) -> bool:
+    """Whether other roles of the process may hand it something: it reads from a link of theirs, or has no descriptor at all."""
+    while isinstance(source, SourceOver):
+        source = source.below
+    return isinstance(source, HubLink) or (isinstance(source, _Readable) and source.fileno() < 0)
 
 
 def timer_of(source: Timer) -> Timer | None:

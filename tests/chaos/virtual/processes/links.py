@@ -13,7 +13,8 @@ from fabric.ids import Incarnation, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import AnyMessage
 from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
-from fabric.sockets.base import FLUSH_MS, Outdated
+from fabric.sockets.base import Outdated
+from fabric.sockets.local_streams import FLUSH_MS
 from fabric.sockets.routes import Routes
 from tests.chaos.virtual.processes.network import End, Network, Owner, Parts, Wire
 

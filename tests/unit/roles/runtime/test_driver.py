@@ -5,13 +5,20 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from fabric.clock import MonotonicClock
-from fabric.messages import StatusListed
-from roles.runtime.core import Tick
+from fabric.ids import PeerId
+from fabric.inproc import HubLink
+from fabric.messages import StatusAsked, StatusListed
+from fabric.sockets import RouterLink
+from roles.runtime.core import Heard, Tick
 from roles.runtime.loop.driver import COLLECT_AT_LAST_MS, TURN_LIMIT, YOUNG_MAX, Driver, DriverStats, Role
+from roles.runtime.loop.mailbox import Mailbox
+from roles.runtime.loop.server_connection import ServerSource
+from roles.runtime.loop.sources import WatchedLinkSource
 
 
 def test_a_quantile_of_the_lateness_is_never_too_low_and_at_most_an_eighth_too_high() -> None:
@@ -266,6 +273,48 @@ def test_roles_of_one_process_hear_their_own_sources_and_keep_their_own_timers()
     assert said == [".a", ".ab", ".aba", ".abab"]
     assert (cores[0].ticks, cores[1].ticks) == (1, 1)
     assert first.stats is second.stats is driver.stats
+
+
+def test_what_a_frontend_hands_to_the_scheduler_of_its_process_is_heard_in_the_same_turn(
+    tmp_path: Path,
+) -> None:
+    """By the very sources that the two roles have (ADR 0130)."""
+    clock = MonotonicClock()
+    router = RouterLink.bind([f"ipc://{tmp_path}/s"])
+    hub = HubLink(router, PeerId("scheduler"), clock)
+    local = hub.connect(PeerId("frontend-0/1"))
+    start: Mailbox[str] = Mailbox()
+    heard: list[object] = []
+
+    class Saying:
+        wake_at_ms = None
+
+        def handle(self, event: object, now_ms: float) -> Sequence[object]:
+            del now_ms
+            heard.append(event)
+            return [event]
+
+    def say(_: object) -> None:
+        if len(heard) == 1:
+            local.send(PeerId("scheduler"), StatusAsked())
+
+    def answer(action: object) -> None:
+        if isinstance(action, Heard):
+            hub.send(PeerId("frontend-0/1"), StatusAsked())
+
+    frontend: Role[object, object] = Role(
+        Saying(), [start, ServerSource(local, PeerId("scheduler"), clock)], say
+    )
+    scheduler: Role[object, object] = Role(Saying(), [WatchedLinkSource(hub, clock)], answer)
+    start.post("go")
+    driver = Driver([frontend, scheduler], clock)
+    try:
+        driver.turn()
+        assert [type(one).__name__ for one in heard] == ["str", "Heard", "Heard"]
+    finally:
+        driver.close()
+        hub.close()
+        start.close()
 
 
 def test_roles_that_talk_without_end_still_see_their_timers_and_the_end() -> None:
