@@ -10,11 +10,11 @@ from fabric.messages import AnyMessage, EpochGranted, Host, SliceFailed, SliceSp
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Remember, Spawn, Terminate
 from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
+from roles.node_agent.workers.end_reasons import how_it_ended, with_last_words
 from roles.node_agent.workers.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
 from roles.node_agent.workers.suspect_models import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
-from roles.runtime.exit_codes import EXIT_UNKNOWN
-from roles.runtime.process_events import Warn, explaining_lines
+from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
 
 TELL_AGAIN_MS = 100.0  # a worker that may not have heard: its queue was full, or its connection broke
@@ -316,7 +316,7 @@ class Workers:
         if worker.is_uprooted:  # told already; its next start waits for the daemon
             worker.limit_at_ms = now_ms
             return
-        reason = _reason(worker.end_reason or _ending(code), last_words)
+        reason = with_last_words(worker.end_reason or how_it_ended(code), last_words)
         if worker.loading is not None:
             worker.end_reason = f"{reason} (while it loaded {worker.loading[1]})"[:REASON_CHARS_MAX]
             self._suspect(worker, *worker.loading, now_ms)
@@ -389,15 +389,3 @@ class Workers:
     def _send(self, worker: Worker, message: AnyMessage) -> None:
         assert worker.peer is not None, "only workers that said hello are written to"
         self._actions.append(Send(worker.peer, message))
-
-
-def _ending(code: int) -> str:
-    if code == EXIT_UNKNOWN:
-        return "its worker, adopted from a former agent, ended"
-    return f"its worker was killed by signal {-code}" if code < 0 else f"its worker exited with code {code}"
-
-
-def _reason(what: str, last_words: str) -> str:
-    """One line: what happened, then the last lines that the process said, without those of its log."""
-    said = " | ".join(explaining_lines(last_words)[-3:])[-(REASON_CHARS_MAX - 200) :]
-    return f"{what}; its last words: {said}" if said else what

@@ -90,7 +90,7 @@ def test_an_end_reaches_only_its_server(here: LocalLink) -> None:
 def test_an_end_that_is_closed_is_gone_like_any_other_peer(hub: HubLink, here: LocalLink) -> None:
     here.close()
     assert not hub.send(HERE, Pong(1))
-    assert hub.take_lost() == [HERE]
+    assert list(hub.take_lost()) == [HERE]
 
 
 def test_peers_elsewhere_are_reached_as_ever(hub: HubLink, here: LocalLink) -> None:
