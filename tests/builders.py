@@ -65,8 +65,11 @@ def model_info(
     image: ImagePreprocess | None = None,
     replicas: int = 1,
     term: int = 0,
+    coming_in_ms: float | None = None,
 ) -> ModelInfo:
-    return ModelInfo(ModelId(model_id), slo_ms, inputs, (), image, replicas, term=term)
+    return ModelInfo(
+        ModelId(model_id), slo_ms, inputs, (), image, replicas, coming_in_ms=coming_in_ms, term=term
+    )
 
 
 def slice_info(slice_id: str = SLICE, incarnation: str = WORKER_BOOT) -> SliceInfo:

@@ -2,8 +2,9 @@
 
 There is no central directory of models. Each shard lists the models that it serves, each with a *term*, which grows when a model is
 moved. While a model moves, two shards list it; every frontend then finds by itself, and all in the same way, which of the
-two it goes to: one that has slices for it before one that has none, then one that is linked, then the one of the higher term. To the other
-it says that it has `Left`, and that shard forgets the model when all of its frontends have.
+two it goes to: one that has slices for it, before one that expects some, before one that does not; then one that is linked; then, of those
+that expect some, who has them soonest; then the one of the higher term. To the other it says that it has `Left`, and that shard forgets the
+model when all of its frontends have.
 """
 
 from __future__ import annotations
@@ -181,7 +182,9 @@ def _as_asked(head: HeadInfo, info: ModelInfo) -> ModelInfo:
     )
 
 
-def _rank(link: ShardLink, model_id: ModelId) -> tuple[bool, bool, int, int]:
+def _rank(link: ShardLink, model_id: ModelId) -> tuple[bool, bool, bool, float, int, int]:
     """Where no shard that is linked has it ready, a request waits for one that had: it may be back before another one is ready."""
     info = link.known.models[model_id]
-    return info.replicas > 0, link.is_linked, info.term, -link.number
+    coming_at_ms = link.known.coming_at_ms.get(model_id)
+    is_expected = coming_at_ms is not None
+    return info.replicas > 0, is_expected, link.is_linked, -(coming_at_ms or 0.0), info.term, -link.number

@@ -286,3 +286,21 @@ def test_a_shard_that_had_it_ready_is_waited_for_and_not_one_that_has_it_not_rea
     leaving = model_info(A, term=LEAVING_TERM)
     back = [*core.handle(directory([leaving], [HERE]), 5.0), *core.handle(TurnEnded(), 5.0)]
     assert [(model_id, shard) for model_id, _, shard in arrivals(back)] == [(A, 0)]
+
+
+def test_a_shard_whose_slices_are_about_to_say_that_they_are_ready_comes_before_one_that_expects_none() -> (
+    None
+):
+    """Both schedulers have read a file that moves the model, and the one that has its slices has just begun again."""
+    core = frontend(directory([OF_A], [HERE]), directory([OF_B], [THERE], shard=1))
+    core.handle(directory([model_info(A, replicas=0, coming_in_ms=0.0, term=LEAVING_TERM)]), 2.0)
+    core.handle(directory([OF_B, model_info(A, replicas=0)], [THERE], shard=1), 3.0)
+    assert refused(found := ask(core, A, 1, 4.0)) == []
+    assert arrivals(found) == [(A, 0, 0)]
+
+
+def test_of_two_shards_that_expect_a_slice_the_sooner_is_asked() -> None:
+    core = frontend(directory([OF_A], [HERE]), directory([OF_B], [THERE], shard=1))
+    core.handle(directory([model_info(A, replicas=0, coming_in_ms=0.0, term=LEAVING_TERM)]), 2.0)
+    core.handle(directory([OF_B, model_info(A, replicas=0, coming_in_ms=9e6)], [THERE], shard=1), 3.0)
+    assert arrivals(ask(core, A, 1, 4.0)) == [(A, 0, 0)]
