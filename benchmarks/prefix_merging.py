@@ -102,7 +102,7 @@ def measure(name: str, heads: int, turns: int, tokens: int) -> None:
     gc.collect()
     after = weight_bytes(nets)
     print(
-        f"{name}: {heads} heads, shared {group.prefix[0]} to {group.prefix[-1]}; weights {before / 2**20:.0f} -> "
+        f"{name}: {heads} heads, shared {group.merged[0]} to {group.merged[-1]}; weights {before / 2**20:.0f} -> "
         f"{after / 2**20:.0f} MiB ({before / after:.1f} x less), {separate_ms:.0f} -> {joint_ms:.0f} ms "
         f"({separate_ms / joint_ms:.2f} x), largest difference {wrong:.1e}"
     )

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.fx import GraphModule
 
 from fabric.clock import MonotonicClock
 from roles.gpu_worker.executors.merging.base import (
@@ -29,10 +30,13 @@ from roles.gpu_worker.executors.merging.base import (
     count_of,
     rows_of,
 )
-from roles.gpu_worker.executors.merging.calls import FlatNet, Traffic, answered
+from roles.gpu_worker.executors.merging.calls import Traffic, answered
 from roles.gpu_worker.executors.merging.equality import share_equal
+from roles.gpu_worker.executors.merging.tracing import written_down
 
 MEASUREMENTS: Final = 5
+# Of operators that it runs member by member it warns at each call. Whether that pays is measured here.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]  # noqa: SLF001  there is no public way
 
 
 class StackedGroup:
@@ -57,8 +61,9 @@ class StackedGroup:
             raise CannotMerge("their modules are not called alike, or do not answer alike")
         for other in others:
             share_equal(first, other)
-        flat = FlatNet(first, self._traffic.call)
         with torch.inference_mode(mode=False), torch.no_grad():  # weights outlive this
+            name, member = next(iter(self._members.items()))
+            flat = _for_vmap(written_down(name, member, self._traffic).module())
             self._weights, axes = _stack([first, *others])
 
         def run(weights: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
@@ -68,7 +73,12 @@ class StackedGroup:
         self._run: Callable[..., list[Tensor]] = torch.vmap(
             run, in_dims=(axes, *(0 for _ in self._traffic.call_axes)), randomness="error"
         )
-        trial.check(self._together)
+        try:
+            trial.check(self._together)
+        except RuntimeError as error:  # of an operator that vmap does not know
+            raise CannotMerge(
+                f"torch.func.vmap cannot run them ({str(error).splitlines()[0][:200]})"
+            ) from error
         self._gain = self._measured_gain()
 
     def run(self, batches: Mapping[str, Rows]) -> Answers:
@@ -88,9 +98,7 @@ class StackedGroup:
         results = self._run(
             self._weights,
             *(
-                torch.stack(
-                    [_padded(calls.get(name, filler)[place], axis, most) for name in self._members]
-                )
+                torch.stack([_padded(calls.get(name, filler)[place], axis, most) for name in self._members])
                 for place, axis in enumerate(traffic.call_axes)
             ),
         )
@@ -114,6 +122,16 @@ class StackedGroup:
                 f"as one stacked net they are no faster here: {together_ms:.3g} ms for a row each, {apart_ms:.3g} ms one after the other"
             )
         return apart_ms / together_ms
+
+
+def _for_vmap(net: nn.Module) -> nn.Module:
+    """A traced net, which looks at no values, as `vmap` wants. The size of a tensor is asked of the tensor, which knows it there."""
+    assert isinstance(net, GraphModule), "export writes one"
+    for node in net.graph.nodes:
+        if node.target is torch.ops.aten.sym_size.int:
+            node.target = Tensor.size
+    net.recompile()
+    return net
 
 
 def _stack(nets: Sequence[nn.Module]) -> tuple[dict[str, Tensor], dict[str, int | None]]:

@@ -149,7 +149,7 @@ def test_a_model_without_heads_ignores_what_is_said_of_them() -> None:
 def test_weights_that_are_equal_are_there_once() -> None:
     loaded = load_heads((head("two", Two), head("five", Five), head("again", Five)), CPU)
     assert weights(getattr(loaded.model, "nets")) == 4 + 3 * 2  # noqa: B009  a UserModel has no nets
-    assert loaded.shared_layers == ("body",)
+    assert loaded.merged == ("body",)
 
 
 @pytest.mark.parametrize(
