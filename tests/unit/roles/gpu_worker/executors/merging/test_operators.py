@@ -141,7 +141,7 @@ def test_tied_weights_stay_tied() -> None:
     assert held(*nets) == 2 * 5
     apart = copies(*nets)
     group = OperatorGroup(members(*nets))
-    assert group.merged == ("first", "second") or len(group.merged) == 2
+    assert len(group.merged) == 2
     assert nets[1].get_submodule("second").weight is nets[1].get_submodule("first").weight
     assert nets[1].get_submodule("second").weight is nets[0].get_submodule("first").weight
     assert_as_apart(group, apart, 2, 1)
@@ -150,7 +150,7 @@ def test_tied_weights_stay_tied() -> None:
 def test_dropout_that_is_off_is_merged_over_and_what_draws_at_random_is_found_out() -> None:
     class StaysOn(Layers):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(nn.functional.dropout(self.layers[0](x), training=True).mean(1))
+            out: Tensor = self.head(nn.functional.dropout(x, training=True).mean(1))
             return out
 
     first = made(StaysOn, 0)
@@ -164,9 +164,8 @@ def test_code_that_looks_at_values_cannot_be_traced_and_that_is_said() -> None:
     class Choosing(Layers):
         def forward(self, x: Tensor) -> Tensor:
             if x.sum() > 0:
-                x = self.layers[0](x)
-            out: Tensor = self.head(x.mean(1))
-            return out
+                x = x + 1
+            return super().forward(x)
 
     first = made(Choosing, 0)
     with pytest.raises(CannotMerge, match=r"0 cannot be traced by torch.export \(.*data-dependent"):

@@ -43,8 +43,10 @@ def test_weights_are_views_of_the_stacked_ones_and_equal_ones_are_there_once() -
     group = StackedGroup(members(first, second))
     assert held(first, second) == 2 * 3 + 2 * 2 * 2
     stacked = {
-        one.untyped_storage().data_ptr() for net in (first, second) for one in net.layers[3].parameters()
-    }  # type: ignore[index,union-attr]
+        one.untyped_storage().data_ptr()
+        for net in (first, second)
+        for one in net.get_submodule("layers.3").parameters()
+    }
     assert len(stacked) == 2, "a weight's and a bias's, both nets in each"
     assert_as_apart(group, apart, 2, 1)
     for net, before in zip((first, second), apart, strict=True):

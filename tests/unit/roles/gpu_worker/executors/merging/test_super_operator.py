@@ -31,7 +31,7 @@ def in_papers_form(
     """Section 3.4: the block padded with zeros at its place in the first weight, times all inputs; the second's outputs move to its rows."""
     padded = torch.zeros_like(first)
     padded[1:7, 1:7] = block
-    products = functional.linear(torch.cat(inputs), padded).split([len(one) for one in inputs])
+    products = torch.split(functional.linear(torch.cat(inputs), padded), [len(one) for one in inputs])
     moved = torch.zeros_like(products[1])
     moved[:, row : row + 6] = products[1][:, 1:7]
     rests = [first - padded, second.clone()]
