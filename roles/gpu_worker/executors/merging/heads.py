@@ -33,11 +33,11 @@ def load_heads(heads: Sequence[HeadSpec], device: torch.device, merge: str = PRE
             first_id, first = next(iter(loaded.items()))
             if signature(first.example) != signature(one.example):
                 raise NotAModel(f"head {head.model_id} takes other inputs than head {first_id}")
-            if (owner := _net_of(first)) is not None and (other := _net_of(one)) is not None:
+            if (owner := net_of(first)) is not None and (other := net_of(one)) is not None:
                 share_equal(owner, other)
         loaded[head.model_id] = one
     with torch.inference_mode():
-        outputs = {head_id: _outputs(one, device) for head_id, one in loaded.items()}
+        outputs = {head_id: outputs_of(one, device) for head_id, one in loaded.items()}
         _check_outputs(outputs)
         joint = JointHeads(loaded, outputs, device, merge)
     first = next(iter(loaded.values()))
@@ -70,7 +70,7 @@ class JointHeads:
         device: torch.device,
         merge: str,
     ) -> None:
-        self._runs = {str(head_id): _run_of(one) for head_id, one in loaded.items()}
+        self._runs = {str(head_id): run_of(one) for head_id, one in loaded.items()}
         self._names = list(self._runs)
         self._example = next(iter(loaded.values())).example
         self._shapes = {
@@ -79,7 +79,7 @@ class JointHeads:
             )
             for infos in zip(*outputs.values(), strict=True)
         }
-        nets = [_net_of(one) for one in loaded.values()]
+        nets = [net_of(one) for one in loaded.values()]
         self.nets = nn.ModuleList(net for net in nets if net is not None)
         self.not_merged = ""
         self.merged: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class JointHeads:
         try:
             self._group = GROUPS[merge](
                 {
-                    name: Member(_only(net, name), self._runs[name], _on(device, one.example))
+                    name: Member(only(net, name), self._runs[name], _on(device, one.example))
                     for name, net, one in zip(self._names, nets, loaded.values(), strict=True)
                 }
             )
@@ -141,7 +141,7 @@ def _load(head: HeadSpec, device: torch.device) -> LoadedModel:
         raise LoaderError(f"head {head.model_id}: {error}") from error
 
 
-def _run_of(loaded: LoadedModel) -> Infer:
+def run_of(loaded: LoadedModel) -> Infer:
     """All that a batch goes through, with what its class does before and after."""
     model = loaded.model
     pre, post = getattr(model, "pre", None), getattr(model, "post", None)
@@ -153,13 +153,14 @@ def _run_of(loaded: LoadedModel) -> Infer:
     return run
 
 
-def _net_of(loaded: LoadedModel) -> nn.Module | None:
+def net_of(loaded: LoadedModel) -> nn.Module | None:
     """The one module that a model computes with; None: it has several, or none that can be found."""
     found = [value for value in vars(loaded.model).values() if isinstance(value, nn.Module)]
     return found[0] if len(found) == 1 else None
 
 
-def _only(net: nn.Module | None, name: str) -> nn.Module:
+def only(net: nn.Module | None, name: str) -> nn.Module:
+    """The module of that model. Raises CannotMerge where there is not one."""
     if net is None:
         raise CannotMerge(f"the object of {name} does not hold exactly one torch module")
     return net
@@ -177,9 +178,10 @@ def _padded(answer: Tensor, shape: Sequence[int]) -> Tensor:
     return functional.pad(answer, [pad for length in reversed(missing) for pad in (0, length)])
 
 
-def _outputs(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, ...]:
+def outputs_of(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, ...]:
+    """What it gives for one request. Raises NotAModel."""
     rows = {key: value[None] for key, value in _on(device, loaded.example).items()}
-    answer = _run_of(loaded)(rows)
+    answer = run_of(loaded)(rows)
     if not isinstance(answer, Mapping) or not all(
         isinstance(value, Tensor) and value.ndim for value in answer.values()
     ):

@@ -97,10 +97,11 @@ def test_a_net_without_rows_is_not_in_the_answer(counts: tuple[int, ...]) -> Non
 
 def test_blocks_of_partly_equal_weights_are_merged_at_other_rows_and_columns() -> None:
     first, second = made(Layers, 0), made(Layers, 1)
-    assert isinstance(first, Layers)
-    assert isinstance(second, Layers)
+    theirs, mine = first.get_submodule(LAYERS[1]), second.get_submodule(LAYERS[1])
+    assert isinstance(theirs, nn.Linear)
+    assert isinstance(mine, nn.Linear)
     with torch.no_grad():
-        second.layers[1].weight[1:8, 2:8] = first.layers[1].weight[0:7, 0:6]
+        mine.weight[1:8, 2:8] = theirs.weight[0:7, 0:6]
     apart = copies(first, second)
     third = copy.deepcopy(second)
     apart.append(copy.deepcopy(third))
