@@ -38,7 +38,15 @@ def resnet50(
     """A backbone with a head of 10 classes; the names of its first layer and its head, one request, and how it is run."""
     from torchvision import models  # noqa: PLC0415  only after the declaration
 
-    net = models.resnet50(weights=None, num_classes=10).eval()
+    net = models.resnet50(weights=None, num_classes=10)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = (
+                None  # the mean of what it has seen: once, so that its answers are of the usual size
+            )
+    with torch.no_grad():
+        net.train()(torch.randn(4, 3, 224, 224))
+    net.eval()
     return (
         net,
         ("conv1", "fc"),
@@ -87,9 +95,9 @@ def family(net: nn.Module, kind: str, ends: tuple[str, str], heads: int) -> list
     for _ in range(heads - 1):
         other = copy.deepcopy(net)
         for name in own:
-            for parameter in other.get_submodule(name).parameters():
-                if parameter.ndim > 1:  # a norm's are not drawn at random
-                    nn.init.normal_(parameter, std=0.02)
+            for module in other.get_submodule(name).modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
         nets.append(other)
     return nets
 
