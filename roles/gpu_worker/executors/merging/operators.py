@@ -50,15 +50,18 @@ class OperatorGroup:
         for other in others:
             share_equal(first, other)
         with torch.inference_mode(mode=False), torch.no_grad():  # what is traced outlives this
-            self._nets = [traced(name, member) for name, member in self._members.items()]
-            steps = matched([net.operators for net in self._nets])
+            nets = [traced(name, member) for name, member in self._members.items()]
+            steps = matched([net.operators for net in nets])
         joint = [step for step in steps if len(step.uses) > 1]
         if not joint:
             raise CannotMerge("no convolutions or linear layers of theirs have weights in common")
         self.merged = tuple(
             next(iter(step.uses.values())).operator.name.removesuffix(".weight") for step in joint
         )
-        self._joint = _Joint(self._nets, steps, self._held_once(joint)).module()
+        self._joint = _Joint(nets, steps, self._held_once(joint)).module()
+        self._traffic = [
+            net.traffic for net in nets
+        ]  # and no more of them: they know the weights that are held no longer
         try:
             trial.check(self.run)
         except RuntimeError as error:  # of an operator that takes no tensors without rows
@@ -72,8 +75,7 @@ class OperatorGroup:
         if len(running) < 2:
             return alone(self._members, running)
         tensors: list[Tensor] = []
-        for (name, member), net in zip(self._members.items(), self._nets, strict=True):
-            traffic = net.traffic
+        for (name, member), traffic in zip(self._members.items(), self._traffic, strict=True):
             if name in running:
                 tensors += traffic.tensors(member, running[name])
             else:
@@ -83,10 +85,10 @@ class OperatorGroup:
                 )
         results = iter(self._joint(*tensors))
         answers: Answers = {}
-        for (name, member), net in zip(self._members.items(), self._nets, strict=True):
-            own = [next(results) for _ in net.outputs]
+        for (name, member), traffic in zip(self._members.items(), self._traffic, strict=True):
+            own = [next(results) for _ in traffic.result_axes]
             if name in running:
-                answers[name] = answered(member, running[name], net.traffic.result.filled(own))
+                answers[name] = answered(member, running[name], traffic.result.filled(own))
         return answers
 
     def _held_once(self, joint: Sequence[Step]) -> dict[Tensor, Tensor]:

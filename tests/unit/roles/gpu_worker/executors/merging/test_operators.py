@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -37,6 +39,16 @@ def test_two_tuned_copies_with_k_equal_layers_have_k_merges(shared: int) -> None
     assert group.merged == tuple(LAYERS[:shared])
     assert_as_apart(group, apart, 1, 4)
     assert held(*nets) == 2 * shared + 2 * 2 * (5 - shared), "equal weights and biases are there once"
+
+
+def test_weights_that_are_held_no_longer_are_freed() -> None:
+    first = made(Layers, 0)
+    second = tuned(first, LAYERS[0])
+    theirs = [weakref.ref(parameter) for parameter in second.get_submodule(LAYERS[1]).parameters()]
+    group = OperatorGroup(members(first, second))
+    gc.collect()
+    assert group.merged == (*LAYERS[1:], "head")
+    assert [one() for one in theirs] == [None, None]
 
 
 def test_equal_layers_behind_a_different_one_are_merged_too() -> None:
@@ -156,7 +168,7 @@ def test_dropout_that_is_off_is_merged_over_and_what_draws_at_random_is_found_ou
 
     first = made(StaysOn, 0)
     with pytest.raises(CannotMerge, match="differently"):
-        OperatorGroup(members(first, tuned(first, "head")))
+        OperatorGroup(members(first, copy.deepcopy(first)))
     with pytest.raises(CannotMerge, match="training mode"):
         OperatorGroup(members(made(Layers, 0).train(), made(Layers, 1)))
 
