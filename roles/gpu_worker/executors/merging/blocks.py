@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -47,7 +47,6 @@ class Weight:
 
     tensor: Tensor
     is_by_rows: bool = False
-    _seed: int = field(default=0, repr=False)
 
     @cached_property
     def bits(self) -> Bits:
@@ -61,7 +60,7 @@ class Weight:
         """Places of some entries by their value, where no other one sampled has it."""
         flat = self.bits.reshape(-1)
         count = min(flat.size, SAMPLES * math.isqrt(flat.size))
-        places = np.random.default_rng(self._seed).integers(flat.size, size=count)
+        places = np.random.default_rng(0).integers(flat.size, size=count)
         if count == flat.size:
             places = np.arange(count)
         places = np.unique(places)

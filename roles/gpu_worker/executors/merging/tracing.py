@@ -25,14 +25,13 @@ _CONVOLUTIONS: Final = (torch.ops.aten.conv2d.default, torch.ops.aten.conv2d.pad
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A convolution or a linear layer: what can be merged. `settings`: a convolution's, with its picture's size; a linear layer has none."""
+    """A convolution or a linear layer: what can be merged."""
 
     node: Node
     name: str
     """Of its weight."""
     weight: Weight
     bias: Tensor | None
-    settings: tuple[Any, ...] = ()
 
     @property
     def given(self) -> Node:
@@ -53,8 +52,13 @@ class Operator:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What two must have in common to be merged."""
-        return (self.node.target, self.weight.tensor.dtype, self.weight.tensor.device, self.settings)
+        """What two must have in common to be merged: of convolutions also their settings and the size of their pictures."""
+        common = (self.node.target, self.weight.tensor.dtype, self.weight.tensor.device)
+        return common if self.is_linear else (*common, str(self.node.args[3:]), *self._picture)
+
+    @property
+    def _picture(self) -> tuple[str, ...]:
+        return tuple(map(str, self.given.meta["val"].shape[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,10 @@ def _is_in_place(node: Node) -> bool:
 
 
 def _is_operator(node: Node, weights: Mapping[Node, Tensor]) -> bool:
+    if (
+        node.target in _CONVOLUTIONS and node.meta["val"].ndim < 4
+    ):  # of one picture: there are no rows to join
+        return False
     return node.target in (_LINEAR, *_CONVOLUTIONS) and all(
         one is None or one in weights for one in node.args[1:3]
     )
@@ -137,16 +145,9 @@ def _operator(node: Node, names: Mapping[Node, str], weights: Mapping[Node, Tens
     weight = node.args[1]
     bias = node.args[2] if len(node.args) > 2 else None
     assert isinstance(weight, Node), "looked at above"
-    settings: tuple[Any, ...] = ()
-    if node.target is not _LINEAR:
-        given = node.args[0]
-        assert isinstance(given, Node), "no constant runs through a layer"
-        picture = given.meta["val"].shape[1:]
-        settings = (str(node.args[3:]), *map(str, picture))
     return Operator(
         node,
         names[weight],
         Weight(weights[weight], is_by_rows=node.target is not _LINEAR),
         weights[bias] if isinstance(bias, Node) else None,
-        settings,
     )
