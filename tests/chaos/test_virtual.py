@@ -128,7 +128,9 @@ def test_two_schedulers_that_both_think_they_are_the_active_one_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LeaseGrants, "is_free", lambda *_: True)  # agents grant whatever is higher
-    with pytest.raises(Violated, match=r"is active, and so are|are active|does not come up|ends as|nothing has gone wrong"):
+    with pytest.raises(
+        Violated, match=r"is active, and so are|are active|does not come up|ends as|nothing has gone wrong"
+    ):
         play(Script(1, Shape(schedulers=2)))
 
 
