@@ -126,7 +126,7 @@ LONG: tuple[Long, ...] = (
     ),
     Long(
         "python -m benchmarks.prefix_merging",
-        "ten heads on one backbone, joint against separate: [docs/guides/worker.md](../guides/worker.md#equal-leading-layers)",
+        "ten classifiers together in each way of `merge`, against one after the other: [docs/guides/worker.md](../guides/worker.md#models-on-one-backbone)",
     ),
     Long(
         "python -m benchmarks.worker_throughput --device cuda --arch resnet50 --batches 1,8,32",

@@ -97,6 +97,8 @@ from fabric.messages.leases import (
 )
 from fabric.messages.models import (
     LEAVING_TERM as LEAVING_TERM,
+    MERGES as MERGES,
+    PREFIX as PREFIX,
     HeadInfo as HeadInfo,
     HeadOutputs as HeadOutputs,
     HeadSpec as HeadSpec,

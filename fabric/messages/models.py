@@ -6,6 +6,9 @@ from fabric.ids import ModelId, SliceId
 from fabric.messages.base import Listed, Value, replaced
 from fabric.messages.tensors import ImagePreprocess, TensorInfo
 
+PREFIX = "prefix"
+MERGES = (PREFIX, "stacked", "operators")
+"""How the heads of a model can run together (ADR 0290)."""
 LEAVING_TERM = -1
 """Of a model that the configuration gives to another shard: this one serves it until that one does."""
 
@@ -101,6 +104,8 @@ class ModelSpec(Value, frozen=True):
     """On a slice of several GPUs, of each stage what `exec_ms` is of all together; `memory_bytes` is then of one GPU."""
     heads: Listed[HeadSpec] = ()
     """What its requests are for, instead of itself; `loader` is then None, each head has its own."""
+    merge: str = PREFIX
+    """How its heads run together, one of `MERGES`."""
 
     @property
     def interval_ms(self) -> tuple[float, ...]:
@@ -185,7 +190,7 @@ class ReplicaInfo(Value, frozen=True):
     heads: Listed[HeadOutputs] = ()
     """Of a model that has heads and runs on a real device."""
     not_merged: str = ""
-    """Why its heads share no leading layers, so that they run one after the other; empty: they do, or there are none."""
+    """Why its heads cannot run together in the way that was asked for, and run one after the other; empty: they can, or there are none."""
 
 
 class LeftOut(Value, frozen=True):

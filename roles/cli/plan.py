@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fabric.ids import ModelId
+from fabric.messages import LoaderSpec
 from policies.placement.common.base import Decision, Placement
+from profiles.gpu import MIB
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import file_argument, json_option, painters, plot_option, writing
@@ -37,6 +42,12 @@ from roles.runtime.exit_codes import EXIT_SLO_MISSED
     is_flag=True,
     help="Also what was decided, what would have been next best, and what that lacked; with --json the numbers too.",
 )
+@click.option(
+    "--heads",
+    "with_heads",
+    is_flag=True,
+    help="Also which models could be heads of one: loads them all on this host's CPU, one by one, and compares their leading layers.",
+)
 @plot_option
 @override_options
 @click.option(
@@ -48,12 +59,16 @@ def plan(
     file: Path,
     policy: str | None,
     why: bool,
+    with_heads: bool,
     plot_path: Path | None,
     overrides: Overrides,
     check: bool,
     as_json: bool,
 ) -> None:
-    """Place the models of FILE on its cluster and show the plan."""
+    """Place the models of FILE on its cluster and show the plan.
+
+    A model with heads is placed as one, and takes its memory once.
+    """
     plots = None if plot_path is None else painters()
     config = load_config(file, overrides)
     if policy is not None:
@@ -67,12 +82,16 @@ def plan(
         models = [model.model_id for model in config.models]
         with writing(plot_path):
             plots.plot_placement(plot_path, placement, config.gpus, name, models)
+    possible = _possible_heads(config) if with_heads else None
     if as_json:
-        echo_json(plan_json(config, name, placement, with_why=why))
+        answer = plan_json(config, name, placement, with_why=why)
+        echo_json(answer if possible is None else {**answer, "heads": possible})
     else:
         _print_plan(config, placement)
         if why:
             _print_why(placement)
+        if possible is not None:
+            _print_heads(possible)
     missed = missed_slos(config, placement)
     for line in missed:
         click.echo(f"over its SLO: {line}", err=True)
@@ -110,11 +129,55 @@ def _print_plan(config: ClusterConfig, placement: Placement) -> None:
     if open_ones:
         console.print(open_ones)
     console.print(f"GPUs used: {len(placement.gpus_used)} of {len(gpus)}{_totals(config, placement)}")
+    for joint in (one for one in config.models if one.heads):
+        console.print(
+            f"{joint.name}: one model with {len(joint.heads)} heads ({', '.join(joint.head_names)}), memory counted once"
+        )
     for one in placement.unplaced:
         rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
         console.print(f"unplaced: {one.model_id}{rate}: {one.reason}")
     for violation in placement.violations:
         console.print(f"violation: {violation}")
+
+
+def _possible_heads(config: ClusterConfig) -> dict[str, Any]:
+    """Which models could be heads of one, and why others were not looked at."""
+    try:
+        grouping = importlib.import_module("roles.gpu_worker.executors.merging.grouping")
+    except ImportError as error:
+        raise click.ClickException(
+            f"--heads needs the extra 'worker': pip install 'tenuto[worker]' ({error})"
+        ) from error
+    asked = {stage.model_id for application in config.applications for stage in application.plan.graph.stages}
+    left_out: dict[ModelId, str] = {}
+    models: list[tuple[ModelId, LoaderSpec]] = []
+    for model in config.models:
+        loader = model.loader
+        if loader is None:
+            left_out[model.model_id] = "it has heads already" if model.heads else "it has no loader"
+        elif loader.stages or loader.ranks:
+            left_out[model.model_id] = "it is cut, or runs in ranks"
+        elif model.model_id in asked:
+            left_out[model.model_id] = "stages of applications ask it"
+        else:
+            models.append((model.model_id, loader))
+    sys.path.append(str(Path.cwd()))  # users' models, as for a worker
+    groups, failed = grouping.possible_heads(models)
+    return {"groups": [group.document() for group in groups], "left_out": {**left_out, **failed}}
+
+
+def _print_heads(possible: dict[str, Any]) -> None:
+    console = plain_console()
+    for group in possible["groups"]:
+        apart_mib, together_mib = group["apart_bytes"] / MIB, group["together_bytes"] / MIB
+        console.print(
+            f"{', '.join(group['models'])} could be heads of one model: {group['equal_leading_layers']} leading layers are "
+            f"equal; their weights would take {together_mib:.3g} MiB instead of {apart_mib:.3g}"
+        )
+    if not possible["groups"]:
+        console.print("no models could be heads of one: no two have equal leading layers")
+    for model, reason in possible["left_out"].items():
+        console.print(f"{model} cannot be a head: {reason}")
 
 
 def _left_open(config: ClusterConfig, placement: Placement) -> str:

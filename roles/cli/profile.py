@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import LoaderSpec
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec, replaced
 from fabric.policy_options import shown
 from profiles.measured import MeasuredProfile
 from profiles.model import BATCH_SIZE_LIMIT, STAGES_MAX
@@ -129,6 +129,7 @@ def profile(
     """Measure MODEL's run times, memory and, on CUDA, power, clocks and kernels; or estimate them without a GPU.
 
     MODEL is resnet50 or torchvision/resnet50, transformers/bert, module:Class, or with --file a name in that file.
+    A model with heads is measured in joint batches, their requests spread over the heads.
     The result is a profile for workload files: `profile: {ref: the-file.json}`.
     """
     if check is not None:
@@ -138,6 +139,11 @@ def profile(
         raise click.UsageError("MODEL is missing: what should be measured or estimated")
     if not is_estimate and (gpu or records):
         raise click.UsageError("--gpu and --records are for --estimate; what is measured is --device")
+    heads, merge = _heads(model, file, dtype)
+    if heads and (is_estimate or stages):
+        raise click.UsageError(
+            f"model {model} has heads: it is measured, and whole, without --estimate and --stages"
+        )
     painter = painters() if plot_path is not None else None
     sizes = [_whole(word) for word in batches.split(",")] if batches else powers_of_two(max_batch)
     if is_estimate:
@@ -150,7 +156,7 @@ def profile(
         return
     ask = Ask(
         model=model,
-        loader=_loader(model, file, dtype),
+        loader=LoaderSpec() if heads else _loader(model, file, dtype),
         device=_checked_device(device),
         batch_sizes=sizes,
         shares=[_number(word) for word in shares.split(",")] if shares else (),
@@ -160,6 +166,8 @@ def profile(
         for_igniter=igniter,
         limit_s=limit_s,
         stages=[_stages(word) for word in stages.split(",")] if stages else (),
+        heads=heads,
+        merge=merge,
     )
     with progress(f"profiling {model} on {device}") as advance:
         measured = Session(ask, advance, lambda words: click.echo(f"tenuto: {words}", err=True)).measure()
@@ -232,11 +240,6 @@ def _loader(model: str, file: Path | None, dtype: str | None) -> LoaderSpec:
     if file is not None:
         configured = load_config(file).model(ModelId(model))
         found = configured.loader
-        if configured.heads:
-            raise ConfigError(
-                f"{file}: model {model} has heads, and one model is measured here; its worker measures joint batches when it "
-                "loads them (slice_ready in its log): write their times as profile.table"
-            )
         if found is None:
             raise ConfigError(f"{file}: model {model} has no loader: there is nothing to measure")
         if found.ranks:
@@ -256,6 +259,18 @@ def _loader(model: str, file: Path | None, dtype: str | None) -> LoaderSpec:
     spec = loader_spec(section, f"model {model}", Path())
     assert spec is not None, "a section that is there gives a loader"
     return spec
+
+
+def _heads(model: str, file: Path | None, dtype: str | None) -> tuple[tuple[HeadSpec, ...], str]:
+    """Those of a model that has any with loaders, and how they run together."""
+    if file is None:
+        return (), PREFIX
+    configured = load_config(file).model(ModelId(model))
+    return tuple(
+        replaced(head, loader=_with_dtype(head.loader, dtype))
+        for head in configured.heads
+        if head.loader is not None
+    ), configured.merge
 
 
 def _with_dtype(spec: LoaderSpec, dtype: str | None) -> LoaderSpec:

@@ -15,7 +15,7 @@ import policies.graphs
 from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
-from fabric.messages import HeadSpec, LoaderSpec
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from policies.graphs import ApplicationPlan, FanOut
 from policies.graphs.limits import limits
 from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
@@ -54,7 +54,7 @@ class ModelConfig:
     total rate, None where it has its own. A run of more than `run_limit_ms` has hung; None: of many times l(b).
     `is_idempotent`: a request may run again after the worker that had it was lost. `shard`: whose scheduler has it;
     `term`: how often it was moved between shards. `stage_rps`: what stages of applications
-    ask of it at their highest rates, beside its own requests. `heads`: what clients ask instead of it (ADR 0290).
+    ask of it at their highest rates, beside its own requests. `heads`: what clients ask instead of it (ADR 0290); `merge`: how these run together.
     """
 
     model_id: ModelId
@@ -73,6 +73,7 @@ class ModelConfig:
     shard: int = 0
     term: int = 0
     heads: tuple[HeadSpec, ...] = ()
+    merge: str = PREFIX
 
     @property
     def name(self) -> str:

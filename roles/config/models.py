@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import LEAVING_TERM, PRIORITY_MAX, HeadSpec
+from fabric.messages import LEAVING_TERM, MERGES, PREFIX, PRIORITY_MAX, HeadSpec
 from profiles.gpu import MIB
 from profiles.model import ModelProfile
 from roles.config.applications import ReadApplications
@@ -72,6 +72,7 @@ def checked_model(
         term=whole(section.term, f"{where}.term", LEAVING_TERM, TERM_MAX),
         stage_rps=applied.stage_rps.get(ModelId(section.name), 0.0),
         heads=heads,
+        merge=checked_merge(section, where),
     )
 
 
@@ -114,6 +115,15 @@ def checked_heads(section: ModelSection, slo_ms: float, where: str, base_dir: Pa
             raise ConfigError(f"{at}.loader: all heads of a model have a loader, or none has")
         heads.append(HeadSpec(ModelId(head.name), head.slo_ms, loader))
     return tuple(heads)
+
+
+def checked_merge(section: ModelSection, where: str) -> str:
+    """How the heads of one entry of `models` run together. Raises ConfigError."""
+    if section.merge is None:
+        return PREFIX
+    if not section.heads:
+        raise ConfigError(f"{where}.merge: goes with heads: it says how these run together")
+    return one_of(section.merge, MERGES, f"{where}.merge")
 
 
 def require_idempotent(models: Sequence[ModelConfig]) -> None:

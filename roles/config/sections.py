@@ -116,6 +116,8 @@ class ModelSection(Section, frozen=True):
     """What a real device (`cpu`, `cuda`) loads. A model has a profile, a loader or both."""
     heads: tuple[HeadSection, ...] = ()
     """Fine-tuned models on one backbone, which clients ask instead of this one: their requests run in joint batches, equal leading layers once. Each has its own loader; profile, memory and rate are of all together."""
+    merge: str | None = None
+    """How the heads run together on a real device: `prefix` (equal leading layers once), `stacked` (one architecture, every layer once with the weights of all heads) or `operators` (each layer whose weights are equal or partly equal once). Default: `prefix`."""
     memory_mb: float | None = None
     """What it takes on a GPU. Default: the profile's, else what the worker measures."""
     priority: int = 0

@@ -18,7 +18,8 @@ from typing import Any, TextIO
 
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
-from fabric.messages import LoaderSpec
+from fabric.ids import ModelId
+from fabric.messages import HeadSpec, LoaderSpec
 from profiles.kernel_trace import kernels_of, limits_of
 from profiles.occupancy import launch_gaps, requirements_of
 from profiles.profilers.plan import percentile
@@ -53,9 +54,8 @@ class _Measuring:
         self._for_ms = float(request["for_ms"])
         self._device = device_named(request["device"], int(request["threads"]))
         self._measurer = Measurer(self._device, self._clock.now_ms)
-        loader = dict(request["loader"])
-        loader["config"] = tuple((key, value) for key, value in loader["config"])
-        self._model = ProfiledModel(LoaderSpec(**loader), self._device)
+        heads = [HeadSpec(ModelId(name), None, _loader_spec(loader)) for name, loader in request["heads"]]
+        self._model = ProfiledModel(_loader_spec(request["loader"]), self._device, heads, request["merge"])
 
     def run(self) -> None:
         if self._request["is_group"]:
@@ -64,6 +64,7 @@ class _Measuring:
         self._say(
             event="loaded",
             digest=self._model.digest,
+            not_merged=self._model.not_merged,
             load_bytes=self._model.load_bytes,
             feedback_bytes=self._model.feedback_bytes(),
             memory_bytes=device_memory_bytes(self._device),
@@ -128,6 +129,11 @@ class _Measuring:
 
     def _say(self, **words: object) -> None:
         _say(self._out, **words)
+
+
+def _loader_spec(written: Mapping[str, Any]) -> LoaderSpec:
+    config = tuple((key, value) for key, value in written["config"])
+    return LoaderSpec(**{**written, "config": config})
 
 
 def _numbers(times_ms: list[float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError
-from fabric.messages import LoaderSpec
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from roles.runtime.process import child_environment
 
 END_WITHIN_S = 5.0
@@ -39,13 +39,20 @@ class MeasuringRequest:
     limit_ms: float = 300_000.0
     stages: Sequence[int] = ()
     """Numbers of stages into which it is cut and measured as well."""
+    heads: Sequence[HeadSpec] = ()
+    """Of a model that has any: what is loaded instead of `loader`."""
+    merge: str = PREFIX
 
     def document(self) -> str:
         """One line of JSON."""
-        loader = {name: getattr(self.loader, name) for name in self.loader.__struct_fields__}
-        words = asdict(self) | {"loader": loader}
+        heads = [(head.model_id, _loader_document(head.loader)) for head in self.heads if head.loader]
+        words = asdict(self) | {"loader": _loader_document(self.loader), "heads": heads}
         del words["limit_ms"]
         return json.dumps(words) + "\n"
+
+
+def _loader_document(loader: LoaderSpec) -> dict[str, Any]:
+    return {name: getattr(loader, name) for name in loader.__struct_fields__}
 
 
 class MeasuringProcess:

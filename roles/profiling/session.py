@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from fabric.errors import ProfileError
-from fabric.messages import LoaderSpec
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from profiles.igniter.fit import (
     GROUP_SHARE_PERCENT,
     GROUP_SIZES,
@@ -49,6 +49,9 @@ class Ask:
     for_igniter: bool = False
     limit_s: float = 300.0
     stages: Sequence[int] = ()
+    heads: Sequence[HeadSpec] = ()
+    """Of a model that has any: what is loaded instead of `loader`, and measured in joint batches."""
+    merge: str = PREFIX
 
     @property
     def gpu(self) -> int | None:
@@ -167,12 +170,16 @@ class Session:
             self._ask.threads,
             limit_ms=self._ask.limit_s * 1e3,
             stages=self._ask.stages if run.share_percent == WHOLE_GPU_PERCENT else (),
+            heads=self._ask.heads,
+            merge=self._ask.merge,
         )
         with self._instruments.start(request, self._environment(environment, run.share_percent)) as process:
             while (said := process.answer())["event"] != "end":
                 match said["event"]:
                     case "loaded":
                         self._seen.loaded = self._seen.loaded or said
+                        if reason := said.get("not_merged"):
+                            self._miss(f"running the heads together: {reason}")
                     case "starts":
                         self._take_point(run.share_percent, process)
                     case "kernels":
@@ -264,6 +271,8 @@ class Session:
             for_ms=self._ask.for_ms,
             is_group=True,
             limit_ms=self._ask.limit_s * 1e3,
+            heads=self._ask.heads,
+            merge=self._ask.merge,
         )
         with ExitStack() as stack:
             members = [

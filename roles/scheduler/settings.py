@@ -204,4 +204,5 @@ def _model_spec(
         model.term if gpu is None else 0,
         stages_ms,
         model.heads,
+        model.merge,
     )

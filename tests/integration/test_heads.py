@@ -25,7 +25,17 @@ from tests.models.heads import LAYERS, RUNS_FILE, WIDTH
 
 pytestmark = pytest.mark.timeout(300)
 
-CLASSES = {"two": "Tuned", "three": "Three", "seven": "Seven", "stranger": "Stranger"}
+CLASSES = {
+    "two": "Tuned",
+    "three": "Three",
+    "seven": "Seven",
+    "stranger": "Stranger",
+    "graph-two": "Tuned",
+    "graph-seven": "Seven",
+    "graph-late": "LateTuned",
+    "launched": "Launched",
+    "launched-too": "LaunchedToo",
+}
 REQUESTS = 300
 
 HEADS = """
@@ -43,6 +53,21 @@ models:
    heads:
     - {name: stranger, loader: {python: "tests.models.heads:Stranger"}}
     - {name: relative, loader: {python: "tests.models.heads:Tuned"}}
+ - name: graph
+   slo_ms: 2000
+   rate_rps: 30
+   merge: operators
+   heads:
+    - {name: graph-two, loader: {python: "tests.models.heads:Tuned"}}
+    - {name: graph-seven, loader: {python: "tests.models.heads:Seven"}}
+    - {name: graph-late, loader: {python: "tests.models.heads:LateTuned"}}
+ - name: stack
+   slo_ms: 2000
+   rate_rps: 30
+   merge: stacked
+   heads:
+    - {name: launched, loader: {python: "tests.models.heads:Launched"}}
+    - {name: launched-too, loader: {python: "tests.models.heads:LaunchedToo"}}
 cluster: {nodes: [{host: one, gpus: 1, device: cpu}]}
 batching: {timeout: {timeout_ms: 100}}
 """
@@ -79,12 +104,12 @@ def test_heads_answer_in_joint_batches_as_they_do_alone_and_are_seen_as_one_mode
     monkeypatch.setenv(RUNS_FILE, str(runs))
     rows = np.random.default_rng(1).normal(size=(REQUESTS, WIDTH)).astype(np.float32)
     answers = {name: expected(name, rows) for name in CLASSES}
-    names = [list(CLASSES)[place % 4] for place in range(REQUESTS)]
+    names = [list(CLASSES)[place % len(CLASSES)] for place in range(REQUESTS)]
 
     async def scenario(endpoint: str) -> None:
         async with Client(endpoint) as client:
             listed = {str(model.model_id): model for model in await client.models()}
-            assert set(listed) == {"two", "three", "seven", "stranger", "relative"}
+            assert set(listed) == {*CLASSES, "relative"}
             assert (listed["three"].slo_ms, listed["seven"].slo_ms) == (4000.0, 2000.0)
             assert [info.shape for info in listed["seven"].outputs] == [(7,)]
             with pytest.raises(RequestError, match="is asked by its heads: two, three, seven"):
@@ -103,6 +128,10 @@ def test_heads_answer_in_joint_batches_as_they_do_alone_and_are_seen_as_one_mode
             # One batch with a request for each head: the layers that all have run once, those of strangers once for each.
             assert await one_batch(client, ("two", "three", "seven"), rows[0], runs) == LAYERS
             assert await one_batch(client, ("stranger", "relative"), rows[0], runs) == 2 * LAYERS
+            # Of what is traced no code of the layers runs; two of three heads in a batch run in the graph of all.
+            assert await one_batch(client, ("graph-two", "graph-seven", "graph-late"), rows[0], runs) == 0
+            assert await one_batch(client, ("graph-two", "graph-late"), rows[0], runs) == 0
+            assert await one_batch(client, ("launched", "launched-too"), rows[0], runs) == 0
 
     path = tmp_path / "cluster.yaml"
     path.write_text(HEADS, encoding="utf-8")
@@ -116,13 +145,13 @@ def test_heads_answer_in_joint_batches_as_they_do_alone_and_are_seen_as_one_mode
         assert [one["reason"] for one in status["warnings"] if one["model_id"] == "mixed"] == [
             "its heads run one after the other, because their first layers differ already: nothing could be run for all of them"
         ]
-        assert not [one for one in status["warnings"] if one["model_id"] == "family"]
+        assert [one["model_id"] for one in status["warnings"]] == ["mixed"]
         target = ["--target", cluster.endpoints["client"][0]]
         bench = [sys.executable, "-m", "roles.cli", "bench", str(path), "--duration", "3", "--json", *target]
         done = subprocess.run(bench, capture_output=True, check=False, timeout=120)
         assert done.stdout, done.stderr.decode()
         outcome = json.loads(done.stdout)
-        assert set(outcome["models"]) == {"family", "mixed"}
+        assert set(outcome["models"]) == {"family", "mixed", "graph", "stack"}
         assert outcome["models"]["family"]["good"] > 0
         assert set(outcome["errors"]) <= {"Overloaded", "DeadlineExceeded"}, (
             "of a loaded host, and nothing else"

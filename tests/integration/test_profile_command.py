@@ -49,6 +49,55 @@ def test_a_profile_of_a_cpu_has_run_times_and_memory_and_says_so(tmp_path: Path)
     assert read_profile(path).batch_size_max == 4
 
 
+HEADS = """
+models:
+ - name: family
+   slo_ms: 2000
+   MERGE
+   heads:
+    - {name: two, loader: {python: "tests.models.heads:Tuned"}}
+    - {name: three, loader: {python: "tests.models.heads:CLASS"}}
+cluster: {nodes: [{host: one, gpus: 1, device: cpu}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("merge", "other", "missing"),
+    [
+        ("", "Three", ()),
+        ("merge: operators", "Three", ()),
+        (
+            "",
+            "Stranger",
+            (
+                "running the heads together: their first layers differ already: nothing could be run for all of them",
+            ),
+        ),
+        (
+            "merge: stacked",
+            "Three",
+            (
+                "running the heads together: their 4.weight has other shapes ([2, 16], [3, 16]): they are not of one architecture",
+            ),
+        ),
+    ],
+)
+def test_a_model_with_heads_is_measured_in_joint_batches(
+    merge: str, other: str, missing: tuple[str, ...], tmp_path: Path
+) -> None:
+    file, path = tmp_path / "cluster.yaml", tmp_path / "family.json"
+    file.write_text(HEADS.replace("MERGE", merge).replace("CLASS", other), encoding="utf-8")
+    code, output, _ = run("family", "--file", str(file), "--batches", "1,4", "--out", str(path))
+    assert code == 0, output
+    seen = read_measured(path)
+    assert [point.batch_size for point in seen.points] == [1, 4]
+    assert (seen.load_bytes, seen.feedback_bytes, seen.subject.model) == (16 * 4, 3 * 4, "family")
+    assert seen.subject.notes == missing
+    code, output, _ = run("family", "--file", str(file), "--estimate", "--gpu", "v100")
+    assert code == 2
+    assert "it is measured, and whole" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

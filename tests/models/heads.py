@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,10 +17,16 @@ RUNS_FILE = "HEADS_TEST_LAYER_RUNS"
 
 
 class Layer(nn.Linear):
-    """A layer that counts."""
+    """A layer that counts, and that may take long to launch."""
+
+    def __init__(self, width: int, outputs: int, launch_s: float = 0.0) -> None:
+        """Seconds that pass before each run of it."""
+        super().__init__(width, outputs)
+        self.launch_s = launch_s
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [n, 16]."""
+        time.sleep(self.launch_s)
         if RUNS_FILE in os.environ:
             with Path(os.environ[RUNS_FILE]).open("ab") as file:
                 file.write(b".")
@@ -31,11 +38,12 @@ class Tuned:
 
     CLASSES = 2
     BODY_SEED = 1
+    LAUNCH_S = 0.0
 
     def load(self, device: str) -> None:
         """The same layers for all of one body's seed."""
         torch.manual_seed(self.BODY_SEED)
-        body = [Layer(WIDTH, WIDTH) for _ in range(LAYERS)]
+        body = [Layer(WIDTH, WIDTH, self.LAUNCH_S) for _ in range(LAYERS)]
         torch.manual_seed(self.CLASSES)
         self.net = nn.Sequential(*body, nn.Linear(WIDTH, self.CLASSES)).eval().to(device)
 
@@ -65,3 +73,26 @@ class Stranger(Tuned):
 
     CLASSES = 3
     BODY_SEED = 2
+
+
+class LateTuned(Tuned):
+    """With its own second layer: the ones behind it are equal to the others' all the same."""
+
+    def load(self, device: str) -> None:
+        """The same backbone but for one layer."""
+        super().load(device)
+        torch.manual_seed(3)
+        self.net.get_submodule("1").load_state_dict(Layer(WIDTH, WIDTH).state_dict())
+
+
+class Launched(Tuned):
+    """With layers that take longer to launch than to run."""
+
+    CLASSES = 3
+    LAUNCH_S = 0.002
+
+
+class LaunchedToo(Launched):
+    """Of another backbone, and of the same architecture."""
+
+    BODY_SEED = 4

@@ -56,7 +56,7 @@ class DeviceReplica:
         self.not_finite: tuple[str, ...] = ()
         """Outputs of the example that hold NaN or infinity."""
         self.heads = loaded.heads
-        self.shared_layers = loaded.shared_layers
+        self.merged = loaded.merged
         self.not_merged = loaded.not_merged
         self._name = name
         self._loaded = loaded

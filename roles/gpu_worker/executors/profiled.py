@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from fabric.clock import Clock
 from fabric.errors import ConfigError
-from fabric.messages import LoaderSpec
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
+from roles.gpu_worker.executors.base import HEAD_INPUT
 from roles.gpu_worker.executors.cut import CutError, Traced
 from roles.gpu_worker.executors.loaders.base import LoadedModel
 from roles.gpu_worker.executors.loaders.registry import load_model
+from roles.gpu_worker.executors.merging.heads import load_heads
 
 Run = Callable[[], Mapping[str, Tensor]]
 
@@ -24,15 +26,27 @@ Run = Callable[[], Mapping[str, Tensor]]
 class ProfiledModel:
     """Runs on the current stream, eagerly: graphs would hide the launches that iGniter's model is about."""
 
-    def __init__(self, spec: LoaderSpec, device: torch.device) -> None:
-        self._loaded: LoadedModel = load_model(spec, device)
+    def __init__(
+        self, spec: LoaderSpec, device: torch.device, heads: Sequence[HeadSpec] = (), merge: str = PREFIX
+    ) -> None:
+        """With `heads` it is these that are loaded, and batches have their requests spread over them."""
+        self._loaded: LoadedModel = load_heads(heads, device, merge) if heads else load_model(spec, device)
         self._device = device
         self._is_cuda = device.type == "cuda"
 
     @property
     def load_bytes(self) -> int:
         """Of one request."""
-        return sum(value.numel() * value.element_size() for value in self._loaded.example.values())
+        return sum(
+            value.numel() * value.element_size()
+            for key, value in self._loaded.example.items()
+            if key != HEAD_INPUT
+        )
+
+    @property
+    def not_merged(self) -> str:
+        """Why its heads run one after the other; empty: they do not."""
+        return self._loaded.not_merged
 
     def feedback_bytes(self) -> int:
         """Of one request's outputs."""
@@ -81,6 +95,8 @@ class ProfiledModel:
             key: self._pinned(torch.stack([value.cpu()] * batch_size))
             for key, value in self._loaded.example.items()
         }
+        if HEAD_INPUT in host:
+            host[HEAD_INPUT] = torch.arange(batch_size) % len(self._loaded.heads)
         there = {key: torch.empty_like(value, device=self._device) for key, value in host.items()}
 
         def run() -> Mapping[str, Tensor]:

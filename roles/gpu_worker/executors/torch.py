@@ -160,7 +160,7 @@ class TorchDevice:
         self, slice_: SliceSpec, spec: ModelSpec, device: torch.device
     ) -> tuple[DeviceReplica, ImagePreprocess | None]:
         if spec.heads:
-            loaded = load_heads(spec.heads, device)
+            loaded = load_heads(spec.heads, device, spec.merge)
             return DeviceReplica(
                 spec.model_id, loaded, spec.batch_size_max, device, self._clock
             ), loaded.image
@@ -244,13 +244,13 @@ def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:
         log.warning(
             "cuda_graphs_impossible model=%s runs=eagerly reason=%r", model_id, hosted.buckets.problem
         )
-    if hosted.shared_layers:
-        first, *_, last = [*hosted.shared_layers] * 2
+    if hosted.merged:
+        first, *_, last = [*hosted.merged] * 2
         log.info(
             "heads_merged model=%s heads=%d layers_run_once=%d first=%s last=%s",
             model_id,
             len(hosted.heads),
-            len(hosted.shared_layers),
+            len(hosted.merged),
             first,
             last,
         )

@@ -21,8 +21,15 @@ LINES = TEXT.splitlines()
 MARK = "#: "
 BLOCKS = ("applications", "graph_deadlines", "deploy")
 """Whole sections that are comments."""
-INSTEAD_OR_ABSENT = ("use one", "exactly one of", "goes with gpus", "there is no file", "cannot be read")
-"""Why a line may be refused all the same: it stands for another one of the file, or names a file that is not here."""
+INSTEAD_OR_ABSENT = (
+    "use one",
+    "exactly one of",
+    "goes with gpus",
+    "goes with heads",
+    "there is no file",
+    "cannot be read",
+)
+"""Why a line may be refused all the same: it stands for another one of the file or goes with another comment, or names a file that is not here."""
 
 
 def is_commented(line: str) -> bool:

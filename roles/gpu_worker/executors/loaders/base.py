@@ -66,8 +66,8 @@ class LoadedModel:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     may_capture: bool = False
     heads: tuple[HeadOutputs, ...] = ()
-    shared_layers: tuple[str, ...] = ()
-    """The leading layers that run once for all heads."""
+    merged: tuple[str, ...] = ()
+    """The modules that run once for all heads."""
     not_merged: str = ""
     """Why the heads run one after the other; empty: they do not."""
 

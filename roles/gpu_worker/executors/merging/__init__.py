@@ -1,5 +1,20 @@
-"""Models with equal leading layers run them once for a joint batch (Usher section 3.4, its exact part)."""
+"""Several models run together for a joint batch, in one of three ways (Usher section 3.4, ADR 0290)."""
 
-from roles.gpu_worker.executors.merging.prefix import CannotMerge, Member, PrefixGroup
+from __future__ import annotations
 
-__all__ = ["CannotMerge", "Member", "PrefixGroup"]
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from roles.gpu_worker.executors.merging.base import CannotMerge, Group, Member
+from roles.gpu_worker.executors.merging.operators import OperatorGroup
+from roles.gpu_worker.executors.merging.prefix import PrefixGroup
+from roles.gpu_worker.executors.merging.stacked import StackedGroup
+
+GROUPS: Final[Mapping[str, Callable[[Mapping[str, Member]], Group]]] = {
+    "prefix": PrefixGroup,
+    "stacked": StackedGroup,
+    "operators": OperatorGroup,
+}
+"""By the name in `models[].merge`."""
+
+__all__ = ["GROUPS", "CannotMerge", "Group", "Member", "OperatorGroup", "PrefixGroup", "StackedGroup"]

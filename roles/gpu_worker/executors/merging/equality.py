@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,10 +52,15 @@ def share_equal(owner: nn.Module, other: nn.Module) -> None:
     for name in equal_modules(owner, [other]):
         mine, yours = _own_tensors(owner.get_submodule(name)), _own_tensors(other.get_submodule(name))
         theirs.update((yours[key], mine[key]) for key in mine)
-    for module in other.modules():
+    hold(other, theirs)
+
+
+def hold(net: nn.Module, instead: Mapping[Tensor, Tensor]) -> None:
+    """From now on it holds these tensors instead of those, wherever it does."""
+    for module in net.modules():
         for key, tensor in _own_tensors(module).items():
-            if tensor in theirs:
-                setattr(module, key, theirs[tensor])
+            if tensor in instead:
+                setattr(module, key, instead[tensor])
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:

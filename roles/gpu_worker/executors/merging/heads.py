@@ -14,17 +14,18 @@ from torch.nn import functional
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import HeadOutputs, HeadSpec, TensorInfo
+from fabric.messages import PREFIX, HeadOutputs, HeadSpec, TensorInfo
 from roles.gpu_worker.executors.base import HEAD_INPUT
 from roles.gpu_worker.executors.hosted import signature
 from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
+from roles.gpu_worker.executors.merging import GROUPS
+from roles.gpu_worker.executors.merging.base import CannotMerge, Group, Infer, Member, Rows
 from roles.gpu_worker.executors.merging.equality import share_equal
-from roles.gpu_worker.executors.merging.prefix import CannotMerge, Infer, Member, PrefixGroup, Rows
 
 
-def load_heads(heads: Sequence[HeadSpec], device: torch.device) -> LoadedModel:
-    """The heads as one model. Raises LoaderError where one cannot be loaded or does not go with the first one."""
+def load_heads(heads: Sequence[HeadSpec], device: torch.device, merge: str = PREFIX) -> LoadedModel:
+    """The heads as one model, run together in that way where they can. Raises LoaderError where one cannot be loaded or does not go with the first one."""
     loaded: dict[ModelId, LoadedModel] = {}
     for head in heads:
         one = _load(head, device)
@@ -32,13 +33,13 @@ def load_heads(heads: Sequence[HeadSpec], device: torch.device) -> LoadedModel:
             first_id, first = next(iter(loaded.items()))
             if signature(first.example) != signature(one.example):
                 raise NotAModel(f"head {head.model_id} takes other inputs than head {first_id}")
-            if (owner := _net_of(first)) is not None and (other := _net_of(one)) is not None:
+            if (owner := net_of(first)) is not None and (other := net_of(one)) is not None:
                 share_equal(owner, other)
         loaded[head.model_id] = one
     with torch.inference_mode():
-        outputs = {head_id: _outputs(one, device) for head_id, one in loaded.items()}
+        outputs = {head_id: outputs_of(one, device) for head_id, one in loaded.items()}
         _check_outputs(outputs)
-        joint = JointHeads(loaded, outputs, device)
+        joint = JointHeads(loaded, outputs, device, merge)
     first = next(iter(loaded.values()))
     bounds = {
         key: (
@@ -54,7 +55,7 @@ def load_heads(heads: Sequence[HeadSpec], device: torch.device) -> LoadedModel:
         first.image,
         bounds,
         heads=tuple(HeadOutputs(head_id, infos) for head_id, infos in outputs.items()),
-        shared_layers=joint.shared_layers,
+        merged=joint.merged,
         not_merged=joint.not_merged,
     )
 
@@ -67,8 +68,9 @@ class JointHeads:
         loaded: Mapping[ModelId, LoadedModel],
         outputs: Mapping[ModelId, tuple[TensorInfo, ...]],
         device: torch.device,
+        merge: str,
     ) -> None:
-        self._runs = {str(head_id): _run_of(one) for head_id, one in loaded.items()}
+        self._runs = {str(head_id): run_of(one) for head_id, one in loaded.items()}
         self._names = list(self._runs)
         self._example = next(iter(loaded.values())).example
         self._shapes = {
@@ -77,19 +79,19 @@ class JointHeads:
             )
             for infos in zip(*outputs.values(), strict=True)
         }
-        nets = [_net_of(one) for one in loaded.values()]
+        nets = [net_of(one) for one in loaded.values()]
         self.nets = nn.ModuleList(net for net in nets if net is not None)
         self.not_merged = ""
-        self.shared_layers: tuple[str, ...] = ()
-        self._group: PrefixGroup | None = None
+        self.merged: tuple[str, ...] = ()
+        self._group: Group | None = None
         try:
-            self._group = PrefixGroup(
+            self._group = GROUPS[merge](
                 {
-                    name: Member(_only(net, name), self._runs[name], _on(device, one.example))
+                    name: Member(only(net, name), self._runs[name], _on(device, one.example))
                     for name, net, one in zip(self._names, nets, loaded.values(), strict=True)
                 }
             )
-            self.shared_layers = tuple(self._group.prefix)
+            self.merged = self._group.merged
         except CannotMerge as error:
             self.not_merged = str(error)
 
@@ -101,7 +103,7 @@ class JointHeads:
         return {**self._example, HEAD_INPUT: torch.zeros((), dtype=torch.int64)}
 
     def infer(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Each row with its head; equal leading layers once for all rows, where the heads have any."""
+        """Each row with its head; the heads run together where they can be merged."""
         numbers = batch[HEAD_INPUT].tolist()
         rows = {key: value for key, value in batch.items() if key != HEAD_INPUT}
         places: dict[int, list[int]] = {}
@@ -139,7 +141,7 @@ def _load(head: HeadSpec, device: torch.device) -> LoadedModel:
         raise LoaderError(f"head {head.model_id}: {error}") from error
 
 
-def _run_of(loaded: LoadedModel) -> Infer:
+def run_of(loaded: LoadedModel) -> Infer:
     """All that a batch goes through, with what its class does before and after."""
     model = loaded.model
     pre, post = getattr(model, "pre", None), getattr(model, "post", None)
@@ -151,13 +153,14 @@ def _run_of(loaded: LoadedModel) -> Infer:
     return run
 
 
-def _net_of(loaded: LoadedModel) -> nn.Module | None:
+def net_of(loaded: LoadedModel) -> nn.Module | None:
     """The one module that a model computes with; None: it has several, or none that can be found."""
     found = [value for value in vars(loaded.model).values() if isinstance(value, nn.Module)]
     return found[0] if len(found) == 1 else None
 
 
-def _only(net: nn.Module | None, name: str) -> nn.Module:
+def only(net: nn.Module | None, name: str) -> nn.Module:
+    """The module of that model. Raises CannotMerge where there is not one."""
     if net is None:
         raise CannotMerge(f"the object of {name} does not hold exactly one torch module")
     return net
@@ -175,9 +178,10 @@ def _padded(answer: Tensor, shape: Sequence[int]) -> Tensor:
     return functional.pad(answer, [pad for length in reversed(missing) for pad in (0, length)])
 
 
-def _outputs(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, ...]:
+def outputs_of(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, ...]:
+    """What it gives for one request. Raises NotAModel."""
     rows = {key: value[None] for key, value in _on(device, loaded.example).items()}
-    answer = _run_of(loaded)(rows)
+    answer = run_of(loaded)(rows)
     if not isinstance(answer, Mapping) or not all(
         isinstance(value, Tensor) and value.ndim for value in answer.values()
     ):

@@ -11,40 +11,30 @@ So a group is made only where it answers what separate runs answer, on examples 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fabric.errors import FabricError
+from roles.gpu_worker.executors.merging.base import (
+    Answers,
+    CannotMerge,
+    Member,
+    Rows,
+    Trial,
+    alone,
+    check_apart,
+    count_of,
+    rows_of,
+)
 from roles.gpu_worker.executors.merging.equality import equal_modules, share_equal
-
-Rows = dict[str, Tensor]
-Infer = Callable[[Rows], Mapping[str, Tensor]]
-TOLERANCE: Final = 1e-5
-"""Between a joint and a separate run: kernels may sum in another order for another batch size."""
-TRIED_ROWS: Final = ((1, 2), (3, 1))
-
-
-class CannotMerge(FabricError):
-    """These models share no prefix that could be run for all of them; says why."""
 
 
 class _PrefixDone(Exception):
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A model of a group: `infer` runs `net` on rows [n, …] and answers rows."""
-
-    net: nn.Module
-    infer: Infer
-    example: Mapping[str, Tensor]
-    """One request."""
 
 
 @dataclass(slots=True)
@@ -99,37 +89,38 @@ class PrefixGroup:
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members = dict(members)
         nets = [member.net for member in self._members.values()]
+        check_apart(self._members)
         _check_alike(nets)
         first, *others = nets
-        self.prefix = _leading(first, others, next(iter(self._members.values())))
-        if not self.prefix:
+        self.merged = tuple(leading(first, others, next(iter(self._members.values()))))
+        if not self.merged:
             raise CannotMerge("their first layers differ already: nothing could be run for all of them")
-        self._state = _State(last=self.prefix[-1])
-        separate = [self._alone(batches) for batches in self._tried()]
+        self._state = _State(last=self.merged[-1])
+        trial = Trial(self._members)
         for other in others:
             share_equal(first, other)
-        for name in self.prefix:
+        for name in self.merged:
             for net in nets:
                 _put(net, name, _Shared(net.get_submodule(name), name, self._state))
         try:
-            self._check(separate)
+            trial.check(self.run)
         except CannotMerge:
             for net in nets:
-                for name in self.prefix:
+                for name in self.merged:
                     shared = net.get_submodule(name)
                     assert isinstance(shared, _Shared), "put there above"
                     _put(net, name, shared.module)
             raise
 
-    def run(self, batches: Mapping[str, Rows]) -> dict[str, Mapping[str, Tensor]]:
-        """Each model's outputs for its rows; models without rows are not run and not in the answer."""
-        counts = {name: _count(batch) for name, batch in batches.items()}
+    def run(self, batches: Mapping[str, Rows]) -> Answers:
+        """See `Group`."""
+        counts = {name: count_of(batch) for name, batch in batches.items()}
         running = [name for name in self._members if counts.get(name)]
         if len(running) < 2:
-            return self._alone({name: batches[name] for name in running})
+            return alone(self._members, {name: batches[name] for name in running})
         joint = _joined([batches[name] for name in running])
         state = self._state
-        answers: dict[str, Mapping[str, Tensor]] = {}
+        answers: Answers = {}
         state.total = sum(counts[name] for name in running)
         try:
             state.mode = "record"
@@ -152,42 +143,15 @@ class PrefixGroup:
             return
         raise CannotMerge(f"with these inputs the model never came to {self._state.last}")
 
-    def _alone(self, batches: Mapping[str, Rows]) -> dict[str, Mapping[str, Tensor]]:
-        return {name: self._members[name].infer(dict(batch)) for name, batch in batches.items()}
-
-    def _tried(self) -> list[dict[str, Rows]]:
-        """Batches of different sizes with different rows: a row that comes back from another request is seen."""
-        return [
-            {
-                name: _rows_of(member.example, sizes[index % len(sizes)], index)
-                for index, (name, member) in enumerate(self._members.items())
-            }
-            for sizes in TRIED_ROWS
-        ]
-
-    def _check(self, separate: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
-        for batches, expected in zip(self._tried(), separate, strict=True):
-            found = self.run(batches)
-            for name, outputs in expected.items():
-                for key, value in outputs.items():
-                    if not _is_close(found[name][key], value):
-                        raise CannotMerge(
-                            f"{name} answers {key} differently when its prefix runs with others' rows"
-                        )
-
 
 def _check_alike(nets: Sequence[nn.Module]) -> None:
-    if len(nets) < 2 or len({id(net) for net in nets}) < len(nets):
-        raise CannotMerge("a group needs two models or more, each with a net of its own")
     if len({type(net) for net in nets}) > 1:
         raise CannotMerge("models share a prefix only with models of their own class")
-    if any(module.training for net in nets for module in net.modules()):
-        raise CannotMerge("in training mode a model may answer differently each time: eval() it first")
     if any(isinstance(module, _Shared) for net in nets for module in net.modules()):
         raise CannotMerge("a model is in a group already")
 
 
-def _leading(first: nn.Module, others: list[nn.Module], member: Member) -> list[str]:
+def leading(first: nn.Module, others: list[nn.Module], member: Member) -> list[str]:
     """Equal modules in the order of their calls, up to the first call that is not of one; each called just once."""
     equal = set(equal_modules(first, others))
     calls: list[str] = []
@@ -211,7 +175,7 @@ def _leading(first: nn.Module, others: list[nn.Module], member: Member) -> list[
         hooks.append(module.register_forward_pre_hook(lambda _, __, name=name: enter(name)))
         hooks.append(module.register_forward_hook(lambda _, __, ___, name=name: leave(name)))
     try:
-        member.infer(_rows_of(member.example, 1, 0))
+        member.infer(rows_of(member.example, 1, 0))
     finally:
         for hook in hooks:
             hook.remove()
@@ -229,24 +193,6 @@ def _put(net: nn.Module, name: str, module: nn.Module) -> None:
     holder.add_module(last, module)
 
 
-def _rows_of(example: Mapping[str, Tensor], count: int, seed: int) -> Rows:
-    """Rows that differ: to floats noise is added, whole numbers change their places, so that they stay in their bounds."""
-    draw = torch.Generator().manual_seed(seed)
-    rows: Rows = {}
-    for key, value in example.items():
-        stacked = torch.stack([value.cpu()] * count)
-        if stacked.is_floating_point():
-            stacked = stacked + torch.randn(stacked.shape, generator=draw).to(stacked.dtype)
-        elif value.dim():
-            stacked = torch.stack([row.roll(seed + place, -1) for place, row in enumerate(stacked)])
-        rows[key] = stacked.to(value.device)
-    return rows
-
-
-def _count(batch: Rows) -> int:
-    return next(iter(batch.values())).shape[0]
-
-
 def _joined(batches: Sequence[Rows]) -> Rows:
     first = batches[0]
     for other in batches[1:]:
@@ -255,9 +201,3 @@ def _joined(batches: Sequence[Rows]) -> Rows:
             if given is None or given.shape[1:] != value.shape[1:] or given.dtype != value.dtype:
                 raise CannotMerge(f"input {key} has another shape or type in another model's batch")
     return {key: torch.cat([batch[key] for batch in batches]) for key in first}
-
-
-def _is_close(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and torch.allclose(
-        left.float(), right.float(), rtol=TOLERANCE, atol=TOLERANCE
-    )

@@ -303,3 +303,78 @@ def test_dashes_of_the_table_are_explained(tmp_path: Path) -> None:
     models[0] = FILE["models"][0]
     shown = " ".join(run_plan(tmp_path, {"models": models, "cluster": {"gpus": 1}}).output.split())
     assert "; b without a rate_rps to plan for" in shown
+
+
+def test_a_model_with_heads_is_said_to_take_its_memory_once(tmp_path: Path) -> None:
+    model = {
+        "name": "vision",
+        "slo_ms": 50,
+        "rate_rps": 10,
+        "profile": LINE,
+        "heads": [{"name": "cats"}, {"name": "dogs"}],
+    }
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({"models": [model], "cluster": {"gpus": 1}}), encoding="utf-8")
+    told = " ".join(CliRunner().invoke(plan, [str(path)], catch_exceptions=False).output.split())
+    assert "vision: one model with 2 heads (cats, dogs), memory counted once" in told
+
+
+def loaded(name: str, class_: str, **more: Any) -> dict[str, Any]:
+    python = f"tests.models.heads:{class_}"
+    return {"name": name, "slo_ms": 50, "rate_rps": 1, "profile": LINE, "loader": {"python": python, **more}}
+
+
+def test_what_could_be_heads_is_found_by_loading_it_and_the_rest_has_reasons(tmp_path: Path) -> None:
+    joint = {
+        "name": "joint",
+        "slo_ms": 50,
+        "rate_rps": 1,
+        "profile": LINE,
+        "heads": [{"name": "x"}, {"name": "y"}],
+    }
+    models = [
+        loaded("two", "Tuned"),
+        loaded("other", "Stranger"),
+        loaded("late", "LateTuned"),
+        loaded("seven", "Seven"),
+        loaded("nobody", "Nobody"),
+        loaded("ranks", "Three", ranks=2),
+        loaded("stage", "Three"),
+        {"name": "plain", "slo_ms": 50, "rate_rps": 1, "profile": LINE},
+        joint,
+    ]
+    stages = {"see": {"model": "stage"}}
+    document = {
+        "models": models,
+        "applications": [{"name": "app", "slo_ms": 100, "rate_rps": 1, "stages": stages}],
+        "cluster": {"gpus": 2},
+    }
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    asked = [str(path), "--heads"]
+    possible = json.loads(CliRunner().invoke(plan, [*asked, "--json"], catch_exceptions=False).stdout)[
+        "heads"
+    ]
+    layer = 4 * (16 * 16 + 16)
+    backbone, heads = 4 * layer, [4 * 17 * classes for classes in (2, 2, 7)]
+    assert possible["groups"] == [
+        {
+            "models": ["two", "late", "seven"],
+            "equal_leading_layers": 1,
+            "apart_bytes": 3 * backbone + sum(heads),
+            "together_bytes": backbone + layer + heads[0] + heads[2],
+        }
+    ]
+    assert possible["left_out"] == {
+        "nobody": "module 'tests.models.heads' has no class 'Nobody'",
+        "ranks": "it is cut, or runs in ranks",
+        "stage": "stages of applications ask it",
+        "plain": "it has no loader",
+        "joint": "it has heads already",
+    }
+    told = " ".join(CliRunner().invoke(plan, asked, catch_exceptions=False).output.split())
+    assert (
+        "two, late, seven could be heads of one model: 1 leading layers are equal; their weights would take"
+        in told
+    )
+    assert "plain cannot be a head: it has no loader" in told

@@ -9,8 +9,9 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import HeadSpec, LoaderSpec
+from fabric.messages import MERGES, HeadSpec, LoaderSpec
 from roles.config.read_config import parse_config
+from roles.gpu_worker.executors.merging import GROUPS
 from roles.lab.plan import plan_json
 from roles.scheduler.settings import settings_from
 
@@ -81,6 +82,8 @@ def test_one_plan_for_all_heads_with_their_memory_once_and_a_reason() -> None:
             {"heads": [{"name": "a", "loader": {**LOADER, "ranks": 2}}, {"name": "c"}]},
             "a head runs whole on one GPU",
         ),
+        ({"merge": "operator"}, r"models\[0\].merge: there is no 'operator'; did you mean operators"),
+        ({"merge": "stacked", "heads": []}, r"models\[0\].merge: goes with heads"),
         ({"profile": None}, "has neither profile nor loader"),
         ({"heads": [{"nmae": "a"}, {"name": "c"}]}, r"heads\[0\].nmae: unknown key; did you mean"),
     ],
@@ -88,6 +91,15 @@ def test_one_plan_for_all_heads_with_their_memory_once_and_a_reason() -> None:
 def test_what_cannot_be_is_refused_with_its_place(model: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parsed(document(**model))
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_how_heads_run_together_goes_to_their_worker(merge: str) -> None:
+    config = parsed(document(merge=merge))
+    ((_, spec),) = settings_from(config).slices
+    assert (config.models[0].merge, spec.models[0].merge) == (merge, merge)
+    assert parsed(document()).models[0].merge == "prefix"
+    assert set(MERGES) == set(GROUPS)
 
 
 def test_stages_of_applications_cannot_ask_a_model_with_heads() -> None:

@@ -69,7 +69,7 @@ def test_as_many_layers_run_once_as_are_equal_and_no_answer_changes(shared: int)
         group = PrefixGroup({str(index): member(net) for index, net in enumerate(nets)})
         Counted.seen.clear()
         found = group.run(batches)
-    assert group.prefix[:shared] == [f"layers.{place}" for place in range(shared)]
+    assert group.merged[:shared] == tuple(f"layers.{place}" for place in range(shared))
     own = [count for count in (1, 2, 3) for _ in range(LAYERS - shared)]
     assert Counted.seen == [6] * shared + own
     for name, value in expected.items():
@@ -97,7 +97,7 @@ def test_equal_layers_behind_a_different_one_are_not_shared() -> None:
     first = Net().eval()
     second = tuned(first, LAYERS)
     second.layers[1].load_state_dict(Net().layers[1].state_dict())
-    assert PrefixGroup({"a": member(first), "b": member(second)}).prefix == ["layers.0"]
+    assert PrefixGroup({"a": member(first), "b": member(second)}).merged == ("layers.0",)
 
 
 def test_a_batch_of_none_is_not_run_and_one_of_a_single_model_runs_alone() -> None:
@@ -125,7 +125,7 @@ def test_a_tied_layer_that_is_called_twice_ends_the_prefix() -> None:
     first, second = Twice().eval(), Twice().eval()
     for mine, yours in zip(first.layers, second.layers, strict=True):
         yours.load_state_dict(mine.state_dict())
-    assert PrefixGroup({"a": member(first), "b": member(second)}).prefix == ["layers.0"]
+    assert PrefixGroup({"a": member(first), "b": member(second)}).merged == ("layers.0",)
 
 
 def test_a_model_that_mixes_its_rows_is_found_out_and_left_as_it_was() -> None:
@@ -180,7 +180,7 @@ def test_weights_that_are_tied_to_shared_ones_stay_tied() -> None:
     first, second = Tied().eval(), Tied().eval()
     second.layers[0].load_state_dict(first.layers[0].state_dict())
     alone = second(rows(2, 3)["x"])
-    assert PrefixGroup({"a": member(first), "b": member(second)}).prefix == ["layers.0"]
+    assert PrefixGroup({"a": member(first), "b": member(second)}).merged == ("layers.0",)
     held = {one.data_ptr() for net in (first, second) for one in net.parameters()}
     assert len(held) == 2 * (2 * LAYERS + 1 + 2) - 2, (
         "each decoder has its own bias, and the weight of the layer that both have"
@@ -207,7 +207,7 @@ def test_dropout_within_the_prefix_is_none_and_dropout_that_stays_on_is_found_ou
             yours.load_state_dict(mine.state_dict())
         members = {"a": member(first), "b": member(second)}
         if kind is Dropping:
-            assert PrefixGroup(members).prefix == ["layers.0", "drop", "layers.1"]
+            assert PrefixGroup(members).merged == ("layers.0", "drop", "layers.1")
         else:
             with pytest.raises(CannotMerge, match="differently"):
                 PrefixGroup(members)

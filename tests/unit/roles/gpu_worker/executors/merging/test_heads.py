@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import HeadSpec, LoaderSpec, ModelSpec, SliceSpec, replaced
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec, ModelSpec, SliceSpec, replaced
 from roles.gpu_worker.executors.base import Job, JobPart
 from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel
 from roles.gpu_worker.executors.merging.heads import load_heads
@@ -98,13 +98,14 @@ def weights(net: object) -> int:
     return len({one.data_ptr() for one in net.parameters()})
 
 
-def hosted(*heads: HeadSpec) -> tuple[TorchDevice, SliceSpec]:
-    model = ModelSpec(ModelId("all"), 1_000.0, 8, heads=heads)
+def hosted(*heads: HeadSpec, merge: str = PREFIX) -> tuple[TorchDevice, SliceSpec]:
+    model = ModelSpec(ModelId("all"), 1_000.0, 8, heads=heads, merge=merge)
     return TorchDevice(MonotonicClock()), SliceSpec(SLICE, 0, "cpu", None, (model,))
 
 
-def test_each_row_is_answered_by_its_own_head_as_if_it_ran_alone() -> None:
-    device, spec = hosted(head("two", Two), head("five", Five))
+@pytest.mark.parametrize("merge", ["prefix", "operators"])
+def test_each_row_is_answered_by_its_own_head_as_if_it_ran_alone(merge: str) -> None:
+    device, spec = hosted(head("two", Two), head("five", Five), merge=merge)
     (replica,) = device.load(spec)
     assert [(one.model_id, one.outputs[0].shape) for one in replica.heads] == [("two", (2,)), ("five", (5,))]
     assert [info.name for info in replica.inputs] == ["x"], "which head a row is for is no input of a client"
@@ -149,7 +150,10 @@ def test_a_model_without_heads_ignores_what_is_said_of_them() -> None:
 def test_weights_that_are_equal_are_there_once() -> None:
     loaded = load_heads((head("two", Two), head("five", Five), head("again", Five)), CPU)
     assert weights(getattr(loaded.model, "nets")) == 4 + 3 * 2  # noqa: B009  a UserModel has no nets
-    assert loaded.shared_layers == ("body",)
+    assert loaded.merged == ("body",)
+    loaded = load_heads((head("two", Two), head("five", Five), head("again", Five)), CPU, "operators")
+    assert weights(getattr(loaded.model, "nets")) == 4 + 2 + 2 + 1  # noqa: B009  of the last one its bias alone
+    assert loaded.merged == ("body.0", "body.2", "head")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +174,19 @@ def test_heads_that_cannot_be_merged_run_one_after_the_other_and_say_why(class_:
         np.testing.assert_allclose(logits.array[0], first, rtol=1e-5, atol=1e-5)
     second = Backbone(2).eval()(torch.from_numpy(rows[1:])).detach().numpy()[0]
     np.testing.assert_allclose(logits.array[1], second, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("merge", "other", "why"),
+    [
+        ("stacked", Five, "of one architecture"),
+        ("operators", WithoutNet, "exactly one torch module"),
+    ],
+)
+def test_what_cannot_run_together_as_asked_says_why(merge: str, other: type[Two], why: str) -> None:
+    device, spec = hosted(head("two", Two), head("other", other), merge=merge)
+    (replica,) = device.load(spec)
+    assert why in replica.not_merged
 
 
 @pytest.mark.parametrize(
