@@ -283,7 +283,8 @@ def test_kills_at_any_moment_leave_every_slice_served_and_no_worker_unknown(
             read_record(record).get("process", {}).get("pid")
             for record in stage.run_dir.glob("workers-a/*.json")
         }
-        return ready and known == set(stage.workers())
+        # Its last words may be old: who was killed just now has not been reported yet.
+        return ready and len(known) == 2 and known == set(stage.workers())
 
     until(is_settled)
     assert zombies_of(stage.agent.pid) == []
