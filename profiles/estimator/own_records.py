@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fabric.errors import ProfileError
@@ -20,14 +20,19 @@ _SIZES_FROM: Final = "a100"  # the shipped GPU with the most memory, so with the
 
 
 def works_to_measure(memory_bytes: int, of_each: int = OF_EACH_CLASS) -> list[Work]:
-    """Of every class so many of the sizes that the shipped records have, from the smallest to the largest that fits."""
+    """Operators of the sizes that the shipped records have, as far as they fit."""
+    works = (record.work for record in shipped_records(_SIZES_FROM))
+    return evenly_chosen([work for work in works if work.size_bytes <= MEMORY_SHARE * memory_bytes], of_each)
+
+
+def evenly_chosen(works: Iterable[Work], of_each: int = OF_EACH_CLASS) -> list[Work]:
+    """Of every class so many, from the smallest to the largest."""
     by_class: dict[str, set[Work]] = {}
-    for record in shipped_records(_SIZES_FROM):
-        if record.work.size_bytes <= MEMORY_SHARE * memory_bytes:
-            by_class.setdefault(record.work.op, set()).add(record.work)
+    for work in works:
+        by_class.setdefault(work.op, set()).add(work)
     chosen: list[Work] = []
-    for _, works in sorted(by_class.items()):
-        ascending = sorted(works, key=lambda work: (work.flops, work.size_bytes, work.dims))
+    for _, same in sorted(by_class.items()):
+        ascending = sorted(same, key=lambda work: (work.flops, work.size_bytes, work.dims))
         last = len(ascending) - 1
         places = {round(last * number / max(1, of_each - 1)) for number in range(of_each)}
         chosen += [ascending[place] for place in sorted(places)]

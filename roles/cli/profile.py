@@ -85,7 +85,7 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 @click.option(
     "--out",
     type=OutputPath(),
-    help="The JSON file.  [default: MODEL-TYPE.json]",
+    help="The JSON file, or with --kernels the records.  [default: MODEL-TYPE.json, TYPE-kernels.csv.gz]",
 )
 @click.option(
     "--estimate",
@@ -143,7 +143,8 @@ def profile(
     """Measure MODEL's run times, memory and, on CUDA, power, clocks and kernels; or estimate them without a GPU.
 
     MODEL is resnet50 or torchvision/resnet50, transformers/bert, module:Class, or with --file a name in that file.
-    The result is a profile for workload files: `profile: {ref: the-file.json}`.
+    The result is a profile for workload files: `profile: {ref: the-file.json}`. With --kernels it measures single operators on this
+    GPU instead, for estimates.
     """
     if check is not None:
         _check(check, gpu, as_json=as_json)

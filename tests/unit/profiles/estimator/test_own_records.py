@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fabric.errors import ProfileError
-from profiles.estimator.estimate import samples_of
+from profiles.estimator.estimate import ENOUGH, samples_of
 from profiles.estimator.gpus import gpu_spec
 from profiles.estimator.operators import work_of
 from profiles.estimator.own_records import MEMORY_SHARE, OF_EACH_CLASS, own_gpu, record_of, works_to_measure
@@ -99,3 +99,12 @@ def test_peak_rates_of_an_unknown_gpu_are_what_its_records_reach() -> None:
     assert {sample.gpu for sample in samples_of(found, records)} == {found}, "nothing of another GPU"
     with pytest.raises(ProfileError, match="nothing says what it reaches"):
         own_gpu("Abacus", None, 8 * GIB, T4.limits, 12.0, [])
+
+
+def test_enough_records_of_ones_own_are_not_outvoted() -> None:
+    v100 = gpu_spec("v100")
+    adds = [KernelRecord(work, 1.0, ("k",), 8, 128) for work in works_to_measure(8 * GIB) if work.op == "add"]
+    enough, few = samples_of(v100, adds[:ENOUGH]), samples_of(v100, adds[: ENOUGH - 1])
+    assert sum(sample.record.work.op == "add" for sample in enough) == ENOUGH
+    assert len(few) == ENOUGH - 1 + len(shipped_records("v100"))
+    assert {sample.record.work.op for sample in enough} == set(OPS)
