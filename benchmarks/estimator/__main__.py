@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.estimator.models import Key, on_table_a1, table_a1
 from benchmarks.estimator.orion import on_orions_models
 from benchmarks.estimator.placements import on_thesis_settings
-from benchmarks.estimator.records import SPLITS, on_split, on_unseen_gpus
+from benchmarks.estimator.records import SPLITS, on_own_records, on_split, on_unseen_gpus
 from benchmarks.estimator.report import PAGE, written
 from benchmarks.estimator.zoo import graphs
 from profiles.estimator.gpus import RECORDED
@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "orion": lambda _: on_orions_models(),
     "placements": lambda results: on_thesis_settings(results["models"]["rows"]),
     "gpus": lambda _: on_unseen_gpus(QUICK),
+    "own": lambda _: on_own_records(QUICK),
     **{f"{name}-{gpu_type}": _split(gpu_type, name, QUICK) for gpu_type in RECORDED for name in SPLITS},
     **{f"stack-{name}": _split(STACKED_ON, name, ("stacked",)) for name in SPLITS},
 }

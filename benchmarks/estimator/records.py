@@ -10,6 +10,7 @@ import numpy as np
 from profiles.estimator.gpus import RECORDED, gpu_spec
 from profiles.estimator.graph import OperatorGraph
 from profiles.estimator.operators import work_of
+from profiles.estimator.own_records import evenly_chosen, own_gpu
 from profiles.estimator.records import shipped_records
 from profiles.estimator.regressors import Sample, TimeRegressor, one_thread
 from profiles.estimator.work import ELEMENTWISE_OPS, Work
@@ -121,6 +122,21 @@ def on_unseen_gpus(variants: Sequence[str]) -> dict[str, Any]:
     found = {"v100 + a100 -> p100": compared(newer, by_gpu["p100"], variants)}
     for gpu_type in ("v100", "a100"):
         found[f"p100 -> {gpu_type}"] = compared(by_gpu["p100"], by_gpu[gpu_type], variants)
+    return found
+
+
+def on_own_records(variants: Sequence[str]) -> dict[str, Any]:
+    """Each GPU as if it were unknown: learned from as few records as `tenuto profile --kernels` measures, judged on all others."""
+    found = {}
+    for gpu_type in RECORDED:
+        spec, records = gpu_spec(gpu_type), shipped_records(gpu_type)
+        chosen = set(evenly_chosen(record.work for record in records))
+        known = [record for record in records if record.work in chosen]
+        own = own_gpu("unknown", None, spec.memory_bytes, spec.limits, spec.copy_gbps, known)
+        unseen = [Sample(record, own) for record in records if record.work not in chosen]
+        found[gpu_type] = compared([Sample(record, own) for record in known], unseen, variants)
+        rates = (own.gflops / spec.gflops, own.bandwidth_gbps / spec.bandwidth_gbps)
+        print(gpu_type, len(known), "own records; peak rates over the maker's:", rates, flush=True)
     return found
 
 

@@ -20,6 +20,7 @@ def written(page: str, results: Mapping[str, Any]) -> str:
     tables = {
         "operators": _operators,
         "gpus": _gpus,
+        "own": _own,
         "latency": _latency,
         "rows": _rows,
         "orion": _orion,
@@ -70,6 +71,19 @@ def _gpus(results: Mapping[str, Any]) -> str:
         for op, ours in found["bounded"].items():
             rows.append([name, op, str(ours[0]), _pair(ours), _pair(found["roofline"][op])])
     return _table(["learned from -> judged on", "operator", "records", "estimator", "roofline"], rows)
+
+
+def _own(results: Mapping[str, Any]) -> str:
+    """A row an operator; on each GPU ours, then the roofline."""
+    if "own" not in results:
+        return ""
+    head = ["operator"]
+    rows = {op: [op] for op in results["own"][RECORDED[0]]["bounded"]}
+    for gpu_type in RECORDED:
+        head += [gpu_type, "roofline"]
+        for op, ours in results["own"][gpu_type]["bounded"].items():
+            rows[op] += [_pair(ours), _pair(results["own"][gpu_type]["roofline"][op])]
+    return _table(head, list(rows.values()))
 
 
 def _latency(results: Mapping[str, Any]) -> str:

@@ -23,8 +23,10 @@ class ErrorsOfClass:
     roofline_median_error: float
 
 
-def checked(records: Sequence[KernelRecord], gpu: GpuSpec) -> dict[str, ErrorsOfClass]:
-    """By class. Shipped records of the same operator and sizes are left out of the training.
+def checked(
+    records: Sequence[KernelRecord], gpu: GpuSpec, own: Sequence[KernelRecord] = ()
+) -> dict[str, ErrorsOfClass]:
+    """By class; `own` are records of this GPU to learn from too. What has the same operator and sizes is not learned from.
 
     Where none of this GPU remains, or it has none, all others' are learned from.
     """
@@ -32,7 +34,7 @@ def checked(records: Sequence[KernelRecord], gpu: GpuSpec) -> dict[str, ErrorsOf
     groups = {group_of(op) for op, _ in asked}  # nothing else needs to be learned
     samples = [
         one
-        for one in samples_of(gpu)
+        for one in samples_of(gpu, own)
         if group_of(one.record.work.op) in groups and (one.record.work.op, one.record.work.dims) not in asked
     ]
     missing = {op for op, _ in asked} - {one.record.work.op for one in samples}

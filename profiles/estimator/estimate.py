@@ -28,6 +28,7 @@ HELD_OUT: Final = 0.2  # of the records: what error bars are read from
 HIDDEN: Final = 1.3
 """Up to so many floors a launch hides the kernel, and a record says little about it."""
 KERNEL_MIN_MS: Final = 0.002
+ENOUGH: Final = 100
 ALIKE_ERROR: Final = 0.3
 ROOFLINE_ERROR: Final = 0.5
 
@@ -251,12 +252,18 @@ def measuring_gaps_ms(samples: Sequence[Sample], floors: Floors) -> dict[str, fl
 
 
 def samples_of(gpu: GpuSpec, own: Sequence[KernelRecord] = ()) -> list[Sample]:
-    """The user's own records of this GPU, then the shipped ones of it; of all GPUs where neither is there."""
+    """The user's own records of this GPU, and the shipped ones of it; of all GPUs where neither is there.
+
+    A class with `ENOUGH` records of the user's is learned from these alone: a hundred of this very host and torch say more
+    than thousands of another, which would outvote them.
+    """
     samples = [Sample(record, gpu) for record in own]
+    counts = Counter(record.work.op for record in own)
     types = [gpu.records] if gpu.records else ([] if own else list(RECORDED))
     for gpu_type in types:
         recorded = gpu_spec(gpu_type)
-        samples += [Sample(record, recorded) for record in shipped_records(gpu_type)]
+        shipped = (record for record in shipped_records(gpu_type) if counts[record.work.op] < ENOUGH)
+        samples += [Sample(record, recorded) for record in shipped]
     return samples
 
 

@@ -69,6 +69,10 @@ def fake_tensors() -> Iterator[None]:
         raise ProfileError(
             f"the model cannot be estimated: an operator does not say what shape it gives ({_where(error)})"
         ) from error
+    except RuntimeError as error:  # torch has no class of its own for a user's operator without a rule
+        raise ProfileError(
+            f"the model cannot be estimated: it does not run on shapes alone ({_where(error)})"
+        ) from error
 
 
 def operator_graph(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec, replaced
 from fabric.policy_options import shown
+from profiles.estimator.records import write_records
 from profiles.measured import MeasuredProfile
 from profiles.model import BATCH_SIZE_LIMIT, STAGES_MAX
 from profiles.profilers.plan import powers_of_two
@@ -82,7 +85,7 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 @click.option(
     "--out",
     type=OutputPath(),
-    help="The JSON file.  [default: MODEL-TYPE.json]",
+    help="The JSON file, or with --kernels the records.  [default: MODEL-TYPE.json, TYPE-kernels.csv.gz]",
 )
 @click.option(
     "--estimate",
@@ -90,17 +93,27 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
     is_flag=True,
     help="Not measured: from the operator graph and kernel records; needs --gpu, and no GPU.",
 )
-@click.option("--gpu", "gpu", help="With --estimate: v100, v100-sxm2, a100, p100; t4, l4, h100 roughly.")
+@click.option(
+    "--gpu",
+    "gpu",
+    help="With --estimate: v100, v100-sxm2, a100, p100; t4, l4, h100 roughly; or the GPU of --records.",
+)
 @click.option(
     "--records",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --estimate: kernel records of your own GPU to learn from too.",
+    help="With --estimate: kernel records of your own GPU (see --kernels) to learn from too.",
 )
 @click.option(
     "--estimate-check",
     "check",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Instead of MODEL: compare the estimator with these kernel records (.csv.gz), which it does not learn from.",
+)
+@click.option(
+    "--kernels",
+    "is_kernels",
+    is_flag=True,
+    help="Instead of MODEL: kernel records of this GPU (--device cuda), for --estimate --records.",
 )
 @plot_option
 @json_option
@@ -123,6 +136,7 @@ def profile(
     gpu: str | None,
     records: Path | None,
     check: Path | None,
+    is_kernels: bool,  # noqa: FBT001  click's flag
     plot_path: Path | None,
     as_json: bool,  # noqa: FBT001  click's flag
 ) -> None:
@@ -130,10 +144,18 @@ def profile(
 
     MODEL is resnet50 or torchvision/resnet50, transformers/bert, module:Class, or with --file a name in that file.
     A model with heads is measured in joint batches, their requests spread over the heads.
-    The result is a profile for workload files: `profile: {ref: the-file.json}`.
+    The result is a profile for workload files: `profile: {ref: the-file.json}`. With --kernels it measures single operators on this
+    GPU instead, for estimates.
     """
     if check is not None:
         _check(check, gpu, as_json=as_json)
+        return
+    if is_kernels:
+        if model or is_estimate or batches or shares or igniter or stages or dtype or plot_path:
+            raise click.UsageError(
+                "--kernels measures operators, no MODEL: it takes --device, --gpu-type, --out and --json"
+            )
+        _kernels(_checked_device(device), gpu_type, out, as_json=as_json)
         return
     if model is None:
         raise click.UsageError("MODEL is missing: what should be measured or estimated")
@@ -177,7 +199,7 @@ def profile(
 def _estimated(
     model: str, loader: LoaderSpec, gpu: str, sizes: list[int], records: Path | None
 ) -> MeasuredProfile:
-    estimating = _estimating()
+    estimating = _estimator("estimating")
     ask = estimating.EstimateAsk(model, loader, gpu, sizes, records)
     with progress(f"estimating {model} on {gpu}") as advance:
         measured: MeasuredProfile = estimating.estimated(
@@ -189,24 +211,52 @@ def _estimated(
 def _check(records: Path, gpu: str | None, *, as_json: bool) -> None:
     if gpu is None:
         raise click.UsageError("--estimate-check needs --gpu TYPE: the GPU that the records are of")
-    errors = _estimating().estimate_checked(records, gpu)
+    errors = _estimator("estimating").estimate_checked(records, gpu)
     if as_json:
         echo_json(errors)
         return
+    plain_console().print(_errors_table(errors))
+
+
+def _kernels(device: str, gpu_type: str | None, out: Path | None, *, as_json: bool) -> None:
+    measuring = _estimator("kernel_records")
+    with progress(f"measuring operators on {device}") as advance:
+        gpu, records = measuring.measured_kernels(
+            device,
+            gpu_type and gpu_type.lower(),
+            advance,
+            lambda words: click.echo(f"tenuto: {words}", err=True),
+        )
+    path = out or Path(f"{gpu.gpu_type}-kernels.csv.gz")
+    with writing(path):
+        write_records(path, gpu, records)
+    errors = measuring.retrained_errors(gpu, records)
+    if as_json:
+        echo_json({"gpu": asdict(gpu), "records": len(records), "file": str(path), "errors": errors})
+        return
+    console = plain_console()
+    console.print(
+        f"{len(records)} kernel records of {gpu.name}; the estimator trained with four fifths, on the others:"
+    )
+    console.print(_errors_table(errors))
+    click.echo(f"written to {path}; tenuto profile MODEL --estimate --gpu {gpu.gpu_type} --records {path}")
+
+
+def _errors_table(errors: Mapping[str, Mapping[str, float]]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     for title in ("operator", "records", "median error %", "p90 %", "roofline's median %"):
         table.add_column(title, justify="right", no_wrap=True)
     for op, one in errors.items():
         percents = (one["median_error"], one["p90_error"], one["roofline_median_error"])
         table.add_row(op, str(one["n"]), *(f"{100 * value:.1f}" for value in percents))
-    plain_console().print(table)
+    return table
 
 
-def _estimating() -> ModuleType:
-    """The estimator, which nothing else of the command needs: torch and scikit-learn take seconds to import."""
+def _estimator(module: str) -> ModuleType:
+    """What needs the estimator, which nothing else of the command does: torch and scikit-learn take seconds to import."""
     try:
         importlib.import_module("sklearn")
-        return importlib.import_module("roles.profiling.estimating")
+        return importlib.import_module(f"roles.profiling.{module}")
     except ImportError as error:
         raise click.ClickException(
             f"estimates need the extras 'worker' and 'estimate': pip install 'tenuto[worker,estimate]' ({error})"

@@ -15,7 +15,7 @@ from profiles.estimator.check import checked
 from profiles.estimator.estimate import BatchEstimate, Estimator, samples_of
 from profiles.estimator.gpus import RECORDED, GpuSpec, gpu_spec
 from profiles.estimator.operators import Basis
-from profiles.estimator.records import KernelRecord, read_records
+from profiles.estimator.records import KernelRecord, gpu_of_records, read_records
 from profiles.measured import KernelRow, MeasuredProfile, Point, Subject
 from profiles.model import WHOLE_GPU_PERCENT
 from profiles.profilers.torch import versions
@@ -54,7 +54,7 @@ def estimated(
     Raises ConfigError for a model that cannot be had, ProfileError for one that cannot be followed, a GPU that
     nothing is known of, records that are none, and half precision.
     """
-    gpu = gpu_spec(ask.gpu_type)
+    gpu = gpu_of_records(ask.gpu_type, ask.records)
     own = () if ask.records is None else read_records(ask.records)
     device = device_named("cpu")
     model = ProfiledModel(ask.loader, device)
@@ -97,7 +97,8 @@ def estimated(
 
 def estimate_checked(records: Path, gpu_type: str) -> dict[str, dict[str, float]]:
     """`{op: {n, median_error, p90_error, roofline_median_error}}` against a file of kernel records."""
-    return {op: asdict(errors) for op, errors in checked(read_records(records), gpu_spec(gpu_type)).items()}
+    found = checked(read_records(records), gpu_of_records(gpu_type, records))
+    return {op: asdict(errors) for op, errors in found.items()}
 
 
 def _point(one: BatchEstimate) -> Point:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Everything that only a machine with an NVIDIA GPU can show, step by step: see README.md beside this file.
 #
-#   tests/gpu/measure.sh OUT [STEP...]      steps: tests profile:MODEL worker served colocation demo
+#   tests/gpu/measure.sh OUT [STEP...]      steps: tests profile:MODEL kernels worker served colocation demo
 #
 # Each step logs to OUT/STEP.log and the rest goes on after one that failed; the exit code says whether one did.
-# PYTHON (python3) has the extras worker and test; GPU_TYPE is the GPU's word in workload files (from its name).
+# PYTHON (python3) has the extras worker, estimate and test; GPU_TYPE is the GPU's word in workload files (from its name).
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 out=$(realpath -m "${1:?where results go}")
@@ -14,7 +14,7 @@ gpu_type=${GPU_TYPE:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head 
 models=(resnet50 mobilenet_v2 efficientnet_b7 transformers/bert transformers/gpt2)
 steps=("$@")
 if [ ${#steps[@]} -eq 0 ]; then
-  steps=(tests "${models[@]/#/profile:}" worker served colocation demo)
+  steps=(tests "${models[@]/#/profile:}" kernels worker served colocation demo)
 fi
 mkdir -p "$out/profiles"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -29,6 +29,8 @@ step() {
       local model=${1#profile:}
       "$python" -m roles.cli profile "$model" --device cuda --gpu-type "$gpu_type" --max-batch 128 \
         --shares 10,20,50 --igniter --out "$(profile_of "$model")" ;;
+    kernels)
+      "$python" -m roles.cli profile --device cuda --kernels --gpu-type "$gpu_type" --out "$out/profiles/$gpu_type-kernels.csv.gz" ;;
     worker)
       local failed=0
       for model in "${models[@]}"; do

@@ -20,12 +20,16 @@ from fabric.clock import MonotonicClock
 from fabric.ids import BatchId
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec, SliceSpec
+from profiles.estimator.own_records import works_to_measure
+from profiles.estimator.records import gpu_of_records, read_records
+from profiles.estimator.work import OPS
 from profiles.store import read_measured
 from roles.cli.profile import profile
 from roles.gpu_worker.executors.base import Job, JobPart
 from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
+from roles.profiling import kernel_records
 from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
 
 pytestmark = [
@@ -201,6 +205,21 @@ def test_a_profile_of_a_gpu_has_kernels_and_a_trace(tmp_path: Path) -> None:
         assert 0 < needs.achieved_occupancy_percent <= 100
     assert seen.subject.gpu
     assert all(point.memory_bytes > 40_000_000 for point in seen.points)
+
+
+def test_kernel_records_of_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        kernel_records, "works_to_measure", lambda memory_bytes: works_to_measure(memory_bytes, 10)
+    )
+    path = tmp_path / "own.csv.gz"
+    result = CliRunner().invoke(
+        profile, ["--kernels", "--device", "cuda", "--gpu-type", "own", "--out", str(path)]
+    )
+    assert result.exit_code == 0, result.output
+    assert {record.work.op for record in read_records(path)} == set(OPS)
+    own = gpu_of_records("own", path)
+    assert own.gflops > 1_000
+    assert own.bandwidth_gbps > 100
 
 
 @pytest.mark.skipif(shutil.which("nvidia-cuda-mps-control") is None, reason="needs MPS")

@@ -27,7 +27,8 @@ What is what:
 - The thesis: run times and requirements of its Table A.1, measured by its author. **Interference is the model `sm`**, whose one
   constant is fitted to two of the thesis' observations ([ADR 0040](../adr/0040-interference-sm.md)). **iGniter's
   coefficients for these models are estimates** ([how](../guides/profiles.md)); the thesis measured its own and did not
-  publish them.
+  publish them. **Its router is `fixed` with its own rule**: replicas get requests in proportion to their batch sizes (section 4.3.3), not to
+  the plan's rates as elsewhere in Tenuto; of its policies only iGniter's plans have replicas for which the two differ ([ADR 0012](../adr/0012-the-thesis-router.md)).
 - gpulet: SLOs, memory, utilisations and constants are the authors'. **The latency table is synthetic**, because theirs was never
   published: orders and ratios can be compared, counts cannot ([more](gpulet.md)).
 

@@ -1,7 +1,7 @@
 """The thesis' bars: figures 6.1, 6.10 and 6.15, each policy in each setting.
 
 The thesis prints no numbers on these bars. What it says of a figure in words comes first, then grids: the emulated goodput
-under the thesis' router (`fixed`, MAX_WAIT 100 ms) and under `deferred`, and the policies' own predictions.
+under the thesis' router (`fixed`, MAX_WAIT 100 ms, shared by batch size) and under `deferred`, and the policies' own predictions.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ def _grids(bars: _Bars) -> tuple[Grid, ...]:
         return Grid(title, ("ideal", *labels) if has_ideal else labels, rows)
 
     return (
-        grid("Emulated goodput under `fixed`, requests/s:", lambda played: played.goodput_rps("fixed")),
+        grid(
+            "Emulated goodput under the thesis' router (`fixed`, shared by batch size), requests/s:",
+            lambda played: played.goodput_rps("fixed"),
+        ),
         grid("Emulated goodput under `deferred`, requests/s:", lambda played: played.goodput_rps("deferred")),
         grid(
             "The policies' own predictions, requests/s:",

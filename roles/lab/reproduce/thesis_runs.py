@@ -1,6 +1,7 @@
 """One bar of the thesis' figures, planned and played: expected goodput, and emulated under two disciplines.
 
-Emulated: table A.1's run times, interference `sm`, no network delay, Poisson arrivals at the target rate. The
+`fixed` is the thesis' router with the thesis' own rule here: replicas get requests in proportion to their batch sizes
+(section 4.3.3), whatever rates a plan names for them. Emulated: table A.1's run times, interference `sm`, no network delay, Poisson arrivals at the target rate. The
 thesis' clients reach less than their target (433 of 500 requests per second, section 6.2.1), which gives its
 placements some room that ours do not get.
 """
@@ -8,7 +9,7 @@ placements some room that ours do not get.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fabric.ids import ModelId
@@ -90,10 +91,20 @@ def play(
     outcomes = {}
     for batching in batchings:
         config = setting.config(batching=batching, strength=strength)
+        played = without_rates(plan) if batching == "fixed" else plan
         outcomes[batching] = simulate(
-            config, workload_of(config), WINDOW, settings_from(config, plan)
+            config, workload_of(config), WINDOW, settings_from(config, played)
         ).outcome
     return Played(setting, contender, plan, outcomes)
+
+
+def without_rates(plan: Placement) -> Placement:
+    """The same slices; `fixed` shares by batch size where a plan names no rates (ADR 0012)."""
+    slices = tuple(
+        replace(planned, models=tuple(replace(model, rate_rps=None) for model in planned.models))
+        for planned in plan.slices
+    )
+    return replace(plan, slices=slices)
 
 
 def play_slices(

@@ -117,3 +117,20 @@ def test_half_precision_is_refused_with_its_reason() -> None:
     graph = traced(lambda batch: {"out": net(batch["words"].to(torch.bfloat16))}, WORDS)
     with pytest.raises(ProfileError, match="half precision"):
         work_of(graph.calls)
+
+
+def test_an_operator_of_the_users_own_without_a_rule_for_shapes_is_refused() -> None:
+    @torch.library.custom_op("tenuto_tests::doubled", mutates_args=())
+    def doubled(words: Tensor) -> Tensor:
+        return 2 * words
+
+    with pytest.raises(ProfileError, match=r"does not run on shapes alone .*fake impl"):
+        traced(lambda batch: {"out": doubled(batch["words"])}, WORDS)
+
+    @doubled.register_fake
+    def _(words: Tensor) -> Tensor:
+        return torch.empty_like(words)
+
+    graph = traced(lambda batch: {"out": doubled(batch["words"])}, WORDS)
+    (work,) = [work for work in work_of(graph.calls) if work.pieces]
+    assert work.basis == "roofline"

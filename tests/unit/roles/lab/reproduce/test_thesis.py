@@ -6,13 +6,14 @@ import pytest
 
 from roles.lab.reproduce import EXPERIMENTS, thesis
 from roles.lab.reproduce.report import Reproduction, Row
-from roles.lab.reproduce.thesis_runs import contenders, describe, expected, play
+from roles.lab.reproduce.thesis_runs import IGNITER, contenders, describe, expected, play, without_rates
 from roles.lab.reproduce.thesis_settings import (
     FIGURE_6_1,
     FIGURE_6_10,
     FIGURE_6_15,
     JUDGED,
 )
+from roles.scheduler.settings import settings_from
 
 
 def row(found: Reproduction, start: str) -> Row:
@@ -60,6 +61,14 @@ def test_a_bar_is_planned_once_and_played_under_each_discipline() -> None:
         assert 0 < played.goodput_rps(batching) <= played.outcomes[batching].offered
     (model,) = {m.model_id for planned in played.plan.slices for m in planned.models}
     assert played.model_goodput_rps("fixed", model) == played.goodput_rps("fixed")
+
+
+def test_the_thesis_router_shares_by_batch_size_whatever_the_plan_says() -> None:
+    setting = FIGURE_6_1[5]
+    plan = setting.config(IGNITER.policy, family=IGNITER.family).place()
+    hints = settings_from(setting.config(), without_rates(plan)).hints
+    assert all(weight == batch for batch, weight in hints.values())
+    assert hints != settings_from(setting.config(), plan).hints
 
 
 def test_the_thesis_has_a_policy_more_where_nothing_is_colocated() -> None:
