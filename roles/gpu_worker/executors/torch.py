@@ -64,7 +64,7 @@ class TorchDevice:
         """Load the one model of `spec` here and now, on another thread than the device's; steps that warm it there."""
         device = self._device(spec)
         (model,) = spec.models
-        hosted, image = self._made(spec, model, device)
+        hosted, image = self._made(spec, model, device, is_beside=True)
         hosted.try_sizes(model.slo_ms)
 
         def steps() -> Iterator[ReplicaInfo | None]:
@@ -157,10 +157,10 @@ class TorchDevice:
         return device
 
     def _made(
-        self, slice_: SliceSpec, spec: ModelSpec, device: torch.device
+        self, slice_: SliceSpec, spec: ModelSpec, device: torch.device, *, is_beside: bool = False
     ) -> tuple[DeviceReplica, ImagePreprocess | None]:
         if spec.heads:
-            loaded = load_heads(spec.heads, device, spec.merge)
+            loaded = load_heads(spec.heads, device, spec.merge, is_beside=is_beside)
             return DeviceReplica(
                 spec.model_id, loaded, spec.batch_size_max, device, self._clock
             ), loaded.image

@@ -16,5 +16,16 @@ GROUPS: Final[Mapping[str, Callable[[Mapping[str, Member]], Group]]] = {
     "operators": OperatorGroup,
 }
 """By the name in `models[].merge`."""
+TRACED: Final = frozenset({"stacked", "operators"})
+"""Of these, those that trace their members."""
 
-__all__ = ["GROUPS", "CannotMerge", "Group", "Member", "OperatorGroup", "PrefixGroup", "StackedGroup"]
+__all__ = [
+    "GROUPS",
+    "TRACED",
+    "CannotMerge",
+    "Group",
+    "Member",
+    "OperatorGroup",
+    "PrefixGroup",
+    "StackedGroup",
+]

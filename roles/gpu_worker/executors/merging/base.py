@@ -47,6 +47,21 @@ class Group(Protocol):
         ...
 
 
+class _Buffers:
+    """Those of a net, and whether anything was written to them since."""
+
+    def __init__(self, net: nn.Module) -> None:
+        # A tensor that was made in inference mode has no number that grows with each write.
+        self._kept = [(one, one.clone() if one.is_inference() else one._version) for one in net.buffers()]  # noqa: SLF001  there is no public way
+
+    @property
+    def have_changed(self) -> bool:
+        return any(
+            not torch.equal(one, before) if isinstance(before, Tensor) else one._version != before  # noqa: SLF001  see above
+            for one, before in self._kept
+        )
+
+
 class Trial:
     """What members answer apart, for batches of different sizes with different rows: a row that comes back from another request is seen.
 
@@ -62,10 +77,14 @@ class Trial:
             }
             for counts in sizes
         ]
+        written = {name: _Buffers(member.net) for name, member in members.items()}
         self._expected = [
             alone(members, {name: batch for name, batch in batches.items() if count_of(batch)})
             for batches in self._batches
         ]
+        for name, buffers in written.items():
+            if buffers.have_changed:
+                raise CannotMerge(f"{name} changes its own buffers when it runs")
 
     def check(self, run: Callable[[Mapping[str, Rows]], Answers]) -> None:
         """Raises CannotMerge where a joint run answers something else."""

@@ -22,6 +22,7 @@ SIMILARITY_MIN: Final = 0.4
 """The paper's: twice the common entries over all of both."""
 SAMPLES: Final = 8  # times √n: 64 common ones on average where all are common, 25 at `SIMILARITY_MIN`
 VOTES_MIN: Final = 3
+CELLS_MAX: Final = 100_000
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Bits = NDArray[np.integer[Any]]
 
@@ -94,10 +95,15 @@ def common_block(first: Weight, second: Weight) -> Block | None:
 
 
 def largest_rectangle(cells: NDArray[np.bool_]) -> tuple[int, int, int, int]:
-    """Row, column, height and width of the largest rectangle of true cells; equal rows and columns beside each other count as one."""
+    """Row, column, height and width of the largest rectangle of true cells; equal rows and columns beside each other count as one.
+
+    Of no cells where they are so scattered that more than `CELLS_MAX` of these are left: no block of use, and minutes to look for.
+    """
     row_at, column_at = _changes(cells), _changes(cells.T)
     few = cells[row_at[:-1]][:, column_at[:-1]]
     best = (0, 0, 0, 0)
+    if few.size > CELLS_MAX:
+        return best
     tops = np.zeros(few.shape[1], dtype=np.int64)  # where the run of true cells that ends in this row begins
     for place, row in enumerate(few):
         below = int(row_at[place + 1])

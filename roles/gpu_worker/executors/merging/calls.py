@@ -61,13 +61,20 @@ class Traffic:
             given, named = form.filled(tensors)
             answers.append(taken_apart(member.net(*given, **named)))
         return cls(
-            two[1], _axes(two[0], three[0]), answers[0][1], _axes(answers[0][0], answers[1][0]), tuple(two[0])
+            two[1],
+            row_axes(two[0], three[0]),
+            answers[0][1],
+            row_axes(answers[0][0], answers[1][0]),
+            tuple(two[0]),
         )
 
     def tensors(self, member: Member, rows: Rows) -> list[Tensor]:
         """Of the call for these rows. Raises CannotMerge where it is called in another way than before."""
         tensors, form = called(member, rows)
-        if form != self.call:
+        if form != self.call or any(
+            _beside_rows(one, axis) != _beside_rows(traced, axis)
+            for one, traced, axis in zip(tensors, self.example, self.call_axes, strict=True)
+        ):
             raise CannotMerge("with these inputs its module is called in another way")
         return tensors
 
@@ -132,7 +139,14 @@ def _standing_in(net: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
             vars(net)["forward"] = before
 
 
-def _axes(two: Sequence[Tensor], three: Sequence[Tensor]) -> tuple[int | None, ...]:
+def _beside_rows(tensor: Tensor, axis: int | None) -> tuple[Any, ...]:
+    """What has to be as it was when it was looked at, whatever the number of rows."""
+    lengths = [length for at, length in enumerate(tensor.shape) if at != axis]
+    return tensor.dtype, tensor.device, lengths
+
+
+def row_axes(two: Sequence[Tensor], three: Sequence[Tensor]) -> tuple[int | None, ...]:
+    """Along which axis each tensor has the rows, by what it is for two and for three; None: it has none. Raises CannotMerge."""
     found: list[int | None] = []
     for left, right in zip(two, three, strict=True):
         lengths = list(zip(left.shape, right.shape, strict=True))

@@ -22,7 +22,7 @@ def equal_modules(first: nn.Module, others: list[nn.Module], name: str = "") -> 
         if all(are_equal(child, one) for one in present):
             yield path
             yield from (f"{path}.{below}" for below, _ in child.named_modules() if below)
-        elif all(has_equal_tensors(child, one) for one in present):
+        elif all(has_equal_tensors(child, one) and _settings(child) == _settings(one) for one in present):
             yield from equal_modules(child, present, path)
 
 
@@ -36,21 +36,33 @@ def are_equal(left: nn.Module, right: nn.Module) -> bool:
     return list(mine) == list(yours) and all(are_equal(mine[key], yours[key]) for key in mine)
 
 
+def are_alike(left: nn.Module, right: nn.Module) -> bool:
+    """Of the same classes with the same settings, as far as these are plain values, all the way down; weights may differ."""
+    if type(left) is not type(right) or _settings(left) != _settings(right):
+        return False
+    mine, yours = dict(left.named_children()), dict(right.named_children())
+    return list(mine) == list(yours) and all(are_alike(mine[key], yours[key]) for key in mine)
+
+
 def has_equal_tensors(left: nn.Module, right: nn.Module) -> bool:
     """Of the same class, and with the same tensors of their own, children aside."""
     if type(left) is not type(right):
         return False
     mine, yours = _own_tensors(left), _own_tensors(right)
-    return mine.keys() == yours.keys() and all(_same_tensor(mine[key], yours[key]) for key in mine)
+    return mine.keys() == yours.keys() and all(same_tensor(mine[key], yours[key]) for key in mine)
 
 
 def share_equal(owner: nn.Module, other: nn.Module) -> None:
-    """Wherever modules of both are equal, `other` holds the tensors of `owner` from now on. What was tied in it stays tied."""
+    """Wherever modules of both are equal, `other` holds the parameters of `owner` from now on. What was tied in it stays tied.
+
+    Not the buffers: a model may write to its own while it runs.
+    """
     if type(owner) is not type(other):
         return
     theirs: dict[Tensor, Tensor] = {}
     for name in equal_modules(owner, [other]):
-        mine, yours = _own_tensors(owner.get_submodule(name)), _own_tensors(other.get_submodule(name))
+        mine = dict(owner.get_submodule(name).named_parameters(recurse=False))
+        yours = dict(other.get_submodule(name).named_parameters(recurse=False))
         theirs.update((yours[key], mine[key]) for key in mine)
     hold(other, theirs)
 
@@ -67,7 +79,8 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
-def _same_tensor(left: Tensor, right: Tensor) -> bool:
+def same_tensor(left: Tensor, right: Tensor) -> bool:
+    """Of one shape, type and device, with the same values."""
     if left is right:
         return True
     return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device) and torch.equal(
@@ -79,7 +92,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     found = {}
     for key, value in vars(module).items():
         is_plain = isinstance(value, _PLAIN)
-        if isinstance(value, tuple) and all(isinstance(one, _PLAIN) for one in value):
+        if isinstance(value, tuple | list) and all(isinstance(one, _PLAIN) for one in value):
             is_plain = True
         if is_plain and not key.startswith("_"):
             found[key] = value

@@ -6,6 +6,7 @@ one whole model is there beside what is shared.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,13 +20,21 @@ from roles.gpu_worker.executors.base import HEAD_INPUT
 from roles.gpu_worker.executors.hosted import signature
 from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
-from roles.gpu_worker.executors.merging import GROUPS
+from roles.gpu_worker.executors.merging import GROUPS, TRACED
 from roles.gpu_worker.executors.merging.base import CannotMerge, Group, Infer, Member, Rows
 from roles.gpu_worker.executors.merging.equality import share_equal
 
+log = logging.getLogger("tenuto")
 
-def load_heads(heads: Sequence[HeadSpec], device: torch.device, merge: str = PREFIX) -> LoadedModel:
-    """The heads as one model, run together in that way where they can. Raises LoaderError where one cannot be loaded or does not go with the first one."""
+
+def load_heads(
+    heads: Sequence[HeadSpec], device: torch.device, merge: str = PREFIX, *, is_beside: bool = False
+) -> LoadedModel:
+    """The heads as one model, run together in that way where they can.
+
+    `is_beside`: other models of this process serve meanwhile. Raises LoaderError where one cannot be loaded or does not go with
+    the first one.
+    """
     loaded: dict[ModelId, LoadedModel] = {}
     for head in heads:
         one = _load(head, device)
@@ -39,7 +48,7 @@ def load_heads(heads: Sequence[HeadSpec], device: torch.device, merge: str = PRE
     with torch.inference_mode():
         outputs = {head_id: outputs_of(one, device) for head_id, one in loaded.items()}
         _check_outputs(outputs)
-        joint = JointHeads(loaded, outputs, device, merge)
+        joint = JointHeads(loaded, outputs, device, merge, is_beside=is_beside)
     first = next(iter(loaded.values()))
     bounds = {
         key: (
@@ -69,6 +78,8 @@ class JointHeads:
         outputs: Mapping[ModelId, tuple[TensorInfo, ...]],
         device: torch.device,
         merge: str,
+        *,
+        is_beside: bool,
     ) -> None:
         self._runs = {str(head_id): run_of(one) for head_id, one in loaded.items()}
         self._names = list(self._runs)
@@ -85,15 +96,17 @@ class JointHeads:
         self.merged: tuple[str, ...] = ()
         self._group: Group | None = None
         try:
-            self._group = GROUPS[merge](
-                {
-                    name: Member(only(net, name), self._runs[name], _on(device, one.example))
-                    for name, net, one in zip(self._names, nets, loaded.values(), strict=True)
-                }
-            )
+            members = {
+                name: Member(only(net, name), self._runs[name], _on(device, one.example))
+                for name, net, one in zip(self._names, nets, loaded.values(), strict=True)
+            }
+            self._group = _group(merge, members, is_beside=is_beside)
             self.merged = self._group.merged
         except CannotMerge as error:
             self.not_merged = str(error)
+        except Exception as error:  # noqa: BLE001  users' code, traced, wrapped and given rows of ours: apart each runs as it is
+            told = " ".join(str(error).split())[:200]
+            self.not_merged = f"they do not run together ({type(error).__name__}: {told})"
 
     def load(self, device: str) -> None:
         """Its heads are loaded."""
@@ -115,6 +128,12 @@ class JointHeads:
             {name: {key: value[own] for key, value in rows.items()} for name, own in where.items()}
         )
         stacked: dict[str, Tensor] = {}
+        for name, answer in answers.items():
+            for key in self._shapes:
+                if len(answer[key]) != len(where[name]):
+                    raise NotAModel(
+                        f"head {name} answers {len(answer[key])} rows of {key} for {len(where[name])}"
+                    )
         for key, shape in self._shapes.items():
             padded = {name: _padded(answer[key], shape) for name, answer in answers.items()}
             first = next(iter(padded.values()))
@@ -129,6 +148,10 @@ class JointHeads:
                 return self._group.run(batches)
             except CannotMerge:  # these very values took another way through the model
                 pass
+            except (
+                Exception
+            ):  # users' code with others' rows around; if it is a head's own fault, it fails again
+                log.warning("a joint batch failed, its heads run apart", exc_info=True)
         return {name: self._runs[name](batch) for name, batch in batches.items()}
 
 
@@ -139,6 +162,16 @@ def _load(head: HeadSpec, device: torch.device) -> LoadedModel:
         return load_model(head.loader, device)
     except LoaderError as error:
         raise LoaderError(f"head {head.model_id}: {error}") from error
+
+
+def _group(merge: str, members: Mapping[str, Member], *, is_beside: bool) -> Group:
+    """Raises CannotMerge."""
+    if is_beside and merge in TRACED:
+        # torch changes `nn.Module.__call__` for all threads meanwhile, and TorchScript models fail at that.
+        raise CannotMerge(
+            "tracing would disturb what this worker serves: they are merged when it starts again"
+        )
+    return GROUPS[merge](members)
 
 
 def run_of(loaded: LoadedModel) -> Infer:

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from roles.gpu_worker.executors.merging.base import (
     Answers,
@@ -30,6 +29,7 @@ from roles.gpu_worker.executors.merging.base import (
     count_of,
     rows_of,
 )
+from roles.gpu_worker.executors.merging.calls import row_axes, taken_apart
 from roles.gpu_worker.executors.merging.equality import equal_modules, share_equal
 
 
@@ -42,7 +42,10 @@ class _State:
     """What the shared modules of one group do when they are called."""
 
     mode: Literal["alone", "record", "answer"] = "alone"
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, tuple[list[torch.Size], Any]] = field(default_factory=dict)
+    """By module: the shapes that it was called with, and what it answered."""
+    axes: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    """Where the rows are in each tensor of its answer; None: nowhere."""
     last: str = ""
     total: int = 0
     rows: slice = field(default_factory=lambda: slice(0))
@@ -60,10 +63,10 @@ class _Shared(nn.Module):
         """Compute, or answer from what was computed for all."""
         state = self._state
         if state.mode == "answer":
-            return tree_map(self._own_rows, state.kept[self._name])
+            return self._own_rows(_shapes(given, named))
         result = self.module(*given, **named)
         if state.mode == "record":
-            state.kept[self._name] = result
+            state.kept[self._name] = _shapes(given, named), result
             if self._name == state.last:
                 raise _PrefixDone
         return result
@@ -74,10 +77,20 @@ class _Shared(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def _own_rows(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == self._state.total:
-            return value[self._state.rows]
-        return value
+    def _own_rows(self, shapes: list[torch.Size]) -> Any:
+        state = self._state
+        known = state.kept.get(self._name)
+        count = state.rows.stop - state.rows.start
+        if known is None or not _fit(known[0], state.total, shapes, count):
+            raise CannotMerge(f"with these inputs {self._name} is called in another way for all together")
+        tensors, form = taken_apart(known[1])
+        axes = state.axes[self._name]
+        return form.filled(
+            [
+                one if axis is None else one.narrow(axis, state.rows.start, count)
+                for one, axis in zip(tensors, axes, strict=True)
+            ]
+        )
 
 
 class PrefixGroup:
@@ -103,8 +116,9 @@ class PrefixGroup:
             for net in nets:
                 _put(net, name, _Shared(net.get_submodule(name), name, self._state))
         try:
+            self._find_rows()
             trial.check(self.run)
-        except CannotMerge:
+        except BaseException:
             for net in nets:
                 for name in self.merged:
                     shared = net.get_submodule(name)
@@ -136,12 +150,44 @@ class PrefixGroup:
             state.kept.clear()
         return answers
 
+    def _find_rows(self) -> None:
+        """By batches of two and of three: that a length is that of the batch may be chance."""
+        example = next(iter(self._members.values())).example
+        answers: list[dict[str, list[Tensor]]] = []
+        for count in (2, 3):
+            self._state.mode = "record"
+            try:
+                self._record(rows_of(example, count, 0))
+                answers.append({name: taken_apart(kept[1])[0] for name, kept in self._state.kept.items()})
+            finally:
+                self._state.mode = "alone"
+                self._state.kept.clear()
+        two, three = answers
+        if two.keys() != three.keys():
+            raise CannotMerge("other modules of it are called for another number of rows")
+        self._state.axes = {name: row_axes(two[name], three[name]) for name in two}
+
     def _record(self, joint: Rows) -> None:
         try:
             next(iter(self._members.values())).infer(joint)
         except _PrefixDone:
             return
         raise CannotMerge(f"with these inputs the model never came to {self._state.last}")
+
+
+def _shapes(given: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Size]:
+    return [one.shape for one in taken_apart((given, named))[0]]
+
+
+def _fit(whole: Sequence[torch.Size], total: int, own: Sequence[torch.Size], count: int) -> bool:
+    """Whether a call with those shapes for all rows is one with these for some of them."""
+    return len(whole) == len(own) and all(
+        len(left) == len(right)
+        and all(
+            one == other or (one, other) == (total, count) for one, other in zip(left, right, strict=True)
+        )
+        for left, right in zip(whole, own, strict=True)
+    )
 
 
 def _check_alike(nets: Sequence[nn.Module]) -> None:

@@ -31,7 +31,7 @@ from roles.gpu_worker.executors.merging.base import (
     rows_of,
 )
 from roles.gpu_worker.executors.merging.calls import Traffic, answered
-from roles.gpu_worker.executors.merging.equality import share_equal
+from roles.gpu_worker.executors.merging.equality import are_alike, same_tensor, share_equal
 from roles.gpu_worker.executors.merging.tracing import written_down
 
 MEASUREMENTS: Final = 5
@@ -146,9 +146,11 @@ def _stack(nets: Sequence[nn.Module]) -> tuple[dict[str, Tensor], dict[str, int 
         if len({(one.shape, one.dtype) for one in own}) > 1:
             shapes = ", ".join(str(list(one.shape)) for one in own[:3])
             raise CannotMerge(f"their {name} has other shapes ({shapes}): they are not of one architecture")
+    if not all(are_alike(nets[0], other) for other in nets[1:]):
+        raise CannotMerge("their modules are of other classes, or have other settings")
     for name in found[0]:
         own = [one[name] for one in found]
-        is_equal = all(one is own[0] for one in own)
+        is_equal = all(same_tensor(one, own[0]) for one in own)
         stacked = own[0].data if is_equal else torch.stack([one.data for one in own])
         weights[f"net.{name}"], axes[f"net.{name}"] = stacked, None if is_equal else 0
         if not is_equal:

@@ -77,3 +77,8 @@ def test_half_precision_is_compared_too() -> None:
     second = first.clone()
     second[12:] = 0
     assert common_block(Weight(first), Weight(second)) == Block((0, 0), (0, 0), 12, 16)
+
+
+def test_equal_entries_that_are_scattered_are_no_block_and_cost_no_time() -> None:
+    scattered = np.random.default_rng(0).random((4096, 4096)) < 0.7
+    assert largest_rectangle(scattered) == (0, 0, 0, 0)

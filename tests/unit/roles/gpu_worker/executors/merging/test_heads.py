@@ -13,7 +13,7 @@ from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec, ModelSpec, SliceSpec, replaced
-from roles.gpu_worker.executors.base import Job, JobPart
+from roles.gpu_worker.executors.base import HEAD_INPUT, Job, JobPart
 from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel
 from roles.gpu_worker.executors.merging.heads import load_heads
 from roles.gpu_worker.executors.torch import TorchDevice
@@ -217,3 +217,80 @@ def test_batches_are_measured_with_their_requests_spread_over_the_heads() -> Non
     (replica,) = device.load(spec)
     assert len(replica.exec_ms) == 8
     assert seen == {1, 2, 4} | {1}, "half of each batch of 2, 4 and 8"
+
+
+class Remembering(nn.Module):
+    """Keeps the largest value that it has seen, in a buffer."""
+
+    most: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.full((), 10.0))
+        self.body = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.most.copy_(torch.maximum(self.most, x.abs().max()))
+        out: Tensor = self.body(x / self.most)
+        return out
+
+
+class InBuffer(Two):
+    def load(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(Remembering(), nn.Linear(2, 2)).eval()  # type: ignore[assignment]
+
+
+class InBufferToo(InBuffer):
+    def load(self, device: str) -> None:
+        super().load(device)
+        nn.init.normal_(next(self.net[1].parameters()))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("merge", ["prefix", "stacked", "operators"])
+def test_what_a_model_keeps_in_a_buffer_is_its_own(merge: str) -> None:
+    loaded = load_heads((head("a", InBuffer), head("b", InBufferToo)), CPU, merge)
+    assert loaded.not_merged == "a changes its own buffers when it runs"
+
+    def of_b() -> Tensor:
+        return loaded.model.infer({"x": torch.ones(1, WIDTH), HEAD_INPUT: torch.tensor([1])})["logits"]
+
+    before = of_b()
+    loaded.model.infer({"x": 1_000 * torch.ones(1, WIDTH), HEAD_INPUT: torch.tensor([0])})
+    assert torch.equal(of_b(), before)
+
+
+class Careful(Two):
+    """Takes only values that its users may send."""
+
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        if batch["x"].min() < 0:
+            raise ValueError("a picture has no values below 0")
+        return super().infer(batch)
+
+
+@pytest.mark.parametrize("merge", ["prefix", "stacked", "operators"])
+def test_whose_code_does_not_take_the_rows_of_a_trial_runs_apart(merge: str) -> None:
+    loaded = load_heads((head("a", Careful), head("b", Careful)), CPU, merge)
+    assert loaded.not_merged == "they do not run together (ValueError: a picture has no values below 0)"
+    rows = {"x": torch.ones(2, WIDTH), HEAD_INPUT: torch.tensor([1, 0])}
+    assert loaded.model.infer(rows)["logits"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("merge", ["stacked", "operators"])
+def test_nothing_is_traced_beside_models_that_serve(merge: str) -> None:
+    heads = (head("a", Two), head("b", Two))
+    assert "tracing would disturb" in load_heads(heads, CPU, merge, is_beside=True).not_merged
+    assert not load_heads(heads, CPU, PREFIX, is_beside=True).not_merged
+
+
+class OneForAll(Two):
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: rows.mean(0, keepdim=True) for name, rows in super().infer(batch).items()}
+
+
+def test_a_head_that_answers_one_row_for_many_is_named() -> None:
+    loaded = load_heads((head("a", Two), head("b", OneForAll)), CPU)
+    rows = {"x": torch.ones(3, WIDTH), HEAD_INPUT: torch.tensor([0, 1, 1])}
+    with pytest.raises(NotAModel, match="head b answers 1 rows of logits for 2"):
+        loaded.model.infer(rows)

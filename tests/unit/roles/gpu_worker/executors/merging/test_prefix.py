@@ -234,3 +234,96 @@ def test_whole_numbers_that_mix_their_rows_are_found_out_too() -> None:
                 for name, net in (("a", first), ("b", second))
             }
         )
+
+
+class Placed(nn.Module):
+    """As many places as there may be rows in a batch: a shared answer of that length has no rows."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.places = nn.Embedding(places, WIDTH)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(self.places.num_embeddings))
+        out: Tensor = self.head(self.body(x).mean(1) + places.mean(0))
+        return out
+
+
+@pytest.mark.parametrize("places", [3, 4, 5])
+def test_an_answer_that_is_only_as_long_as_the_batch_is_not_cut(places: int) -> None:
+    torch.manual_seed(0)
+    first = Placed(places).eval()
+    other = copy.deepcopy(first)
+    nn.init.normal_(other.head.weight)
+    apart = copy.deepcopy([first, other])
+    group = PrefixGroup({"0": member(first), "1": member(other)})
+    assert "places" in group.merged
+    batches = {"0": rows(2, 0), "1": rows(places - 2, 1)}
+    found = group.run(batches)
+    for number, net in enumerate(apart):
+        torch.testing.assert_close(found[str(number)]["y"], net(batches[str(number)]["x"]))
+
+
+class Trimmed(Net):
+    """Takes only as many columns as the longest text of the batch has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        longest = int((x[:, :, 0] != 0).sum(1).max())
+        return super().forward(x[:, :longest])
+
+
+def test_who_looks_at_the_whole_batch_is_not_merged_for_such_values() -> None:
+    first = Trimmed().eval()
+    other = copy.deepcopy(first)
+    nn.init.normal_(other.head.weight)
+    group = PrefixGroup({"0": member(first), "1": member(other)})
+    short = rows(2, 0)
+    short["x"][:, 1:] = 0
+    with pytest.raises(CannotMerge, match="called in another way for all together"):
+        group.run({"0": short, "1": rows(2, 1)})
+
+
+class Limited(Net):
+    """A part between the layers has a setting of its own."""
+
+    def __init__(self, limits: list[float]) -> None:
+        super().__init__()
+        self.middle = Middle(limits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.middle(x))
+
+
+class Middle(nn.Module):
+    def __init__(self, limits: list[float]) -> None:
+        super().__init__()
+        self.limits = limits
+        self.same = nn.Linear(WIDTH, WIDTH)
+        nn.init.eye_(self.same.weight)
+        self.own = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.own(self.same(x.clamp(*self.limits)))
+        return out
+
+
+def test_layers_in_a_part_with_other_settings_are_not_shared() -> None:
+    first, other = Limited([-6, 6]).eval(), Limited([-20, 20]).eval()
+    other.middle.same.load_state_dict(first.middle.same.state_dict())
+    with pytest.raises(CannotMerge, match="differ already"):
+        PrefixGroup({"0": member(first), "1": member(other)})
+
+
+def test_wrappers_are_taken_out_again_whatever_goes_wrong() -> None:
+    class Counting(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            assert len(self.layers)
+            assert self.layers[0].__class__ is Counted, "a part that is not as it was"
+            return super().forward(x)
+
+    first = Counting().eval()
+    with pytest.raises(AssertionError, match="not as it was"):
+        PrefixGroup({"0": member(first), "1": member(copy.deepcopy(first))})
+    first(torch.zeros(1, 3, WIDTH))

@@ -146,7 +146,7 @@ def test_settings_that_differ_are_found_out() -> None:
 
     other = made(Scaled, 1)
     other.factor = 2.0  # type: ignore[assignment]
-    with pytest.raises(CannotMerge, match="1 answers y differently"):
+    with pytest.raises(CannotMerge, match="other settings"):
         StackedGroup(members(made(Scaled, 0), other))
 
 
@@ -158,3 +158,17 @@ def test_where_it_is_no_faster_they_are_left_apart_and_the_times_are_said(
     monkeypatch.setattr("roles.gpu_worker.executors.merging.stacked._took_ms", lambda _: next(took_ms))
     with pytest.raises(CannotMerge, match="no faster here: 6 ms for a row each, 4 ms one after the other"):
         StackedGroup(members(made(Layers, 0), made(Layers, 1)))
+
+
+class Limited(Layers):
+    limit = 20.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(-self.limit, self.limit))
+
+
+def test_settings_that_no_trial_gets_to_are_compared() -> None:
+    other = made(Limited, 1)
+    other.limit = 6.0  # type: ignore[assignment]
+    with pytest.raises(CannotMerge, match="other settings"):
+        StackedGroup(members(made(Limited, 0), other))
