@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.chaos.virtual.world import World
 
 OVER = frozenset({SliceState.FAILED, SliceState.LOST, SliceState.STOPPED})
+SOON_MS = 500.0
 Hosted = tuple[SliceId, Incarnation]
 
 
@@ -44,6 +45,8 @@ class _Known:
     """What it has told each peer last."""
     told_version: int = -1
     """Of its fleet, when all had heard of it."""
+    untold_since_ms: dict[PeerId, float] = field(default_factory=dict)
+    """Who has not, since when."""
     sent: dict[BatchId, tuple[Hosted, float]] = field(default_factory=dict)
     """Batches of which it has heard no end, and since when."""
 
@@ -150,13 +153,17 @@ class SchedulerTables:
                 yield f"{model_id} has {replicas} replicas, of which {serving[model_id]} are served"
 
     def _of_peers(self, core: SchedulerCore, known: _Known) -> Iterator[str]:
-        """All of them have heard what it knows, or hear it soon."""
-        known.told_version = core._fleet.version
+        """All of them have heard what it knows, or hear it soon: who cannot be reached any more is still listed for a moment."""
         news = _news(core._fleet.directory())
-        for peer in core._fleet.peers_to_tell():
-            told = known.told.get(peer)
-            if told is None or _news(told) != news:
+        told = {peer: known.told.get(peer) for peer in core._fleet.peers_to_tell()}
+        untold = [peer for peer, one in told.items() if one is None or _news(one) != news]
+        now_ms = self._world.now_ms
+        known.untold_since_ms = {peer: known.untold_since_ms.get(peer, now_ms) for peer in untold}
+        for peer, since_ms in known.untold_since_ms.items():
+            if now_ms >= since_ms + SOON_MS:
                 yield f"{peer} does not hear that it knows {news}"
+        if not untold:
+            known.told_version = core._fleet.version
 
 
 def _news(directory: Directory) -> tuple[object, ...]:
