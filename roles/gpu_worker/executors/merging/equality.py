@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,34 +22,42 @@ def equal_modules(first: nn.Module, others: list[nn.Module], name: str = "") -> 
         if all(are_equal(child, one) for one in present):
             yield path
             yield from (f"{path}.{below}" for below, _ in child.named_modules() if below)
-        elif all(has_equal_tensors(child, one) and _settings(child) == _settings(one) for one in present):
+        elif all(_is_equal_itself(child, one) for one in present):
             yield from equal_modules(child, present, path)
 
 
 def are_equal(left: nn.Module, right: nn.Module) -> bool:
     """Exactly, without any tolerance. Of settings, plain values are compared; whoever merges also tries it out."""
-    if left is right:
-        return True
-    if not has_equal_tensors(left, right) or _settings(left) != _settings(right):
-        return False
-    mine, yours = dict(left.named_children()), dict(right.named_children())
-    return list(mine) == list(yours) and all(are_equal(mine[key], yours[key]) for key in mine)
+    return left is right or _all_the_way_down(left, right, _is_equal_itself)
 
 
 def are_alike(left: nn.Module, right: nn.Module) -> bool:
     """Of the same classes with the same settings, as far as these are plain values, all the way down; weights may differ."""
-    if type(left) is not type(right) or _settings(left) != _settings(right):
+    return _all_the_way_down(left, right, _is_alike_itself)
+
+
+def _all_the_way_down(
+    left: nn.Module, right: nn.Module, fits: Callable[[nn.Module, nn.Module], bool]
+) -> bool:
+    if not fits(left, right):
         return False
     mine, yours = dict(left.named_children()), dict(right.named_children())
-    return list(mine) == list(yours) and all(are_alike(mine[key], yours[key]) for key in mine)
+    return list(mine) == list(yours) and all(_all_the_way_down(mine[key], yours[key], fits) for key in mine)
 
 
-def has_equal_tensors(left: nn.Module, right: nn.Module) -> bool:
-    """Of the same class, and with the same tensors of their own, children aside."""
-    if type(left) is not type(right):
-        return False
+def _is_alike_itself(left: nn.Module, right: nn.Module) -> bool:
+    """Children aside."""
+    return type(left) is type(right) and _settings(left) == _settings(right)
+
+
+def _is_equal_itself(left: nn.Module, right: nn.Module) -> bool:
+    """Children aside."""
     mine, yours = _own_tensors(left), _own_tensors(right)
-    return mine.keys() == yours.keys() and all(same_tensor(mine[key], yours[key]) for key in mine)
+    return (
+        _is_alike_itself(left, right)
+        and mine.keys() == yours.keys()
+        and all(same_tensor(mine[key], yours[key]) for key in mine)
+    )
 
 
 def share_equal(owner: nn.Module, other: nn.Module) -> None:

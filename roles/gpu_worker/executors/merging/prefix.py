@@ -11,7 +11,8 @@ So a group is made only where it answers what separate runs answer, on examples 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -136,18 +137,13 @@ class PrefixGroup:
         state = self._state
         answers: Answers = {}
         state.total = sum(counts[name] for name in running)
-        try:
-            state.mode = "record"
-            self._record(joint)
+        with self._recorded(joint):
             state.mode = "answer"
             begin = 0
             for name in running:
                 state.rows = slice(begin, begin + counts[name])
                 begin += counts[name]
                 answers[name] = self._members[name].infer(dict(batches[name]))
-        finally:
-            state.mode = "alone"
-            state.kept.clear()
         return answers
 
     def _find_rows(self) -> None:
@@ -155,24 +151,26 @@ class PrefixGroup:
         example = next(iter(self._members.values())).example
         answers: list[dict[str, list[Tensor]]] = []
         for count in (2, 3):
-            self._state.mode = "record"
-            try:
-                self._record(rows_of(example, count, 0))
+            with self._recorded(rows_of(example, count, 0)):
                 answers.append({name: taken_apart(kept[1])[0] for name, kept in self._state.kept.items()})
-            finally:
-                self._state.mode = "alone"
-                self._state.kept.clear()
         two, three = answers
         if two.keys() != three.keys():
             raise CannotMerge("other modules of it are called for another number of rows")
         self._state.axes = {name: row_axes(two[name], three[name]) for name in two}
 
-    def _record(self, joint: Rows) -> None:
+    @contextmanager
+    def _recorded(self, joint: Rows) -> Iterator[None]:
+        """Meanwhile what the shared modules answer for those rows is kept."""
+        state = self._state
+        state.mode = "record"
         try:
-            next(iter(self._members.values())).infer(joint)
-        except _PrefixDone:
-            return
-        raise CannotMerge(f"with these inputs the model never came to {self._state.last}")
+            with suppress(_PrefixDone):
+                next(iter(self._members.values())).infer(joint)
+                raise CannotMerge(f"with these inputs the model never came to {state.last}")
+            yield
+        finally:
+            state.mode = "alone"
+            state.kept.clear()
 
 
 def _shapes(given: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Size]:
