@@ -1,7 +1,8 @@
 """What it took to start slices, and so when those that start now will be ready.
 
 A slice's own last start says best what its next one takes; of a slice that has not started yet the last starts of its
-models say it, the slowest of them. Who needs more than twice that is expected no more.
+models say it, the slowest of them. Who needs more than twice that may need as long again as it has taken by now: requests wait
+for it by that, the longer it takes the fewer.
 
 A slice whose agent says that it is ready has not to start: its worker has only to say so too. That is a matter of one message,
 which a busy host may delay; it is expected at once, for `THERE_MS`.
@@ -55,6 +56,11 @@ class StartTimes:
             took_ms = self._took_ms[slice_id] = now_ms - start.began_at_ms
             self._of_model_ms |= dict.fromkeys(start.models, took_ms)
 
+    def may_take_ms(self, slice_id: SliceId) -> float:
+        """The longest that it is waited for when it starts once more; 0: it never did."""
+        took_ms = self._took_ms.get(slice_id)
+        return 0.0 if took_ms is None else LATE_TIMES * took_ms + LATE_MS
+
     def cancel(self, slice_id: SliceId) -> None:
         """It does not start any more, for all that is known."""
         self._under_way.pop(slice_id, None)
@@ -85,6 +91,9 @@ class StartTimes:
         if takes_ms is None:
             known = [self._of_model_ms.get(model_id) for model_id in start.models]
             takes_ms = max((one for one in known if one is not None), default=None)
-        if takes_ms is None or now_ms > start.began_at_ms + LATE_TIMES * takes_ms + LATE_MS:
+        if takes_ms is None:
             return NEVER_MS
+        taken_ms = now_ms - start.began_at_ms
+        if taken_ms > LATE_TIMES * takes_ms + LATE_MS:
+            return now_ms + taken_ms
         return max(now_ms, start.began_at_ms + takes_ms)

@@ -1,7 +1,7 @@
 """Requests for models that nothing serves just now, while a slice that will is on its way.
 
 They wait for it if their budgets outlast its measured start; the discipline hears of them when it is ready. Who cannot
-wait so long, and everybody once the slice is not expected any more, gets NoReplica.
+wait so long, and everybody once nothing starts any more, gets NoReplica.
 """
 
 from __future__ import annotations

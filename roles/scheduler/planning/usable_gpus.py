@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from fabric.ids import SliceId
+from fabric.ids import NodeId, PeerId, SliceId
 from fabric.messages import GpuRef
 from roles.scheduler.fleet import Fleet, SliceRecord
 
 FIRST_WAIT_MS = 30_000.0  # for a node that never came: its host may still be starting
-WAIT_MS = 10_000.0  # for one that was there: agents and workers are started again within a few seconds
+WAIT_MS = 10_000.0  # for one that was there: its agent is started again within a few seconds
 REST_MS = 60_000.0  # a GPU whose slices died and stayed dead is tried again after so long
 
 
 class GpuPresence:
-    """Looked at about once a second."""
+    """Looked at about twice a second.
+
+    A GPU is there while a slice on it is ready, or its node is there and nothing on it has died. With its node there, dead slices have
+    `WAIT_MS` and as long as their start may take to come back; then the GPU rests. A node that comes back begins anew.
+    """
 
     def __init__(self, gpus: Iterable[GpuRef]) -> None:
         self._gpus = tuple(gpus)
         self._absent_since_ms: dict[GpuRef, float] = {}
         self._rests_until_ms: dict[GpuRef, float] = {}
+        self._agents: dict[NodeId, PeerId] = {}
         self._was_there: set[GpuRef] = set()
         self._was_ready: set[SliceId] = set()
         self._absent: frozenset[GpuRef] = frozenset()
@@ -36,6 +41,7 @@ class GpuPresence:
         for record in fleet.slices.values():
             for gpu in (record.spec.gpu, *record.spec.following):
                 by_gpu[GpuRef(record.node_id, gpu)].append(record)
+        self._welcome(fleet)
         absent = frozenset(
             gpu for gpu in self._gpus if self._is_absent(gpu, by_gpu.get(gpu, ()), fleet, now_ms)
         )
@@ -44,11 +50,20 @@ class GpuPresence:
         self._absent = absent
         return is_changed
 
+    def _welcome(self, fleet: Fleet) -> None:
+        """What is away on a node with a new agent has only just begun to start."""
+        for gpu in self._absent:
+            agent = fleet.nodes.get(gpu.node_id)
+            if agent is not None and agent != self._agents.get(gpu.node_id):
+                self._rests_until_ms.pop(gpu, None)
+                self._absent_since_ms.pop(gpu, None)
+        self._agents.update(fleet.nodes)
+
     def _is_absent(self, gpu: GpuRef, records: Sequence[SliceRecord], fleet: Fleet, now_ms: float) -> bool:
-        if self._rests_until_ms.get(gpu, 0.0) > now_ms:
-            return True
         ready = {record.spec.slice_id for record in records if record.is_ready}
         self._was_ready |= ready
+        if not ready and self._rests_until_ms.get(gpu, 0.0) > now_ms:
+            return True
         has_node = gpu.node_id in fleet.nodes
         # Slices that never got ready may fail for their model's sake, and would fail anywhere.
         is_dead = bool(records) and all(record.spec.slice_id in self._was_ready for record in records)
@@ -57,7 +72,10 @@ class GpuPresence:
             self._absent_since_ms.pop(gpu, None)
             return False
         since_ms = self._absent_since_ms.setdefault(gpu, now_ms)
-        if now_ms - since_ms < (WAIT_MS if gpu in self._was_there else FIRST_WAIT_MS):
+        wait_ms = WAIT_MS if gpu in self._was_there else FIRST_WAIT_MS
+        if has_node:
+            wait_ms += max(fleet.starts.may_take_ms(record.spec.slice_id) for record in records)
+        if now_ms - since_ms < wait_ms:
             return gpu in self._absent
         if has_node:
             self._rests_until_ms[gpu] = now_ms + REST_MS

@@ -162,11 +162,26 @@ def test_all_are_refused_once_no_slice_is_expected_any_more(state: SliceState) -
     assert (refused.code, refused.runs) == ("NoReplica", (SeqRun(0, 3),))
 
 
-def test_a_start_that_takes_twice_as_long_as_the_last_is_waited_for_no_more() -> None:
+def test_the_longer_a_start_takes_the_fewer_wait_for_it() -> None:
+    """A busy host is slow without being dead: it may need as long again as it has taken."""
     core = core_that_lost_its_slice()
-    hear(core, FRONTEND, Arrivals(MODEL, 0, 3, 60_000.0), 1_010.0)
-    assert not dropped([send for _, send in run_until(core, 1_800.0)])
+    for seq, budget_ms in enumerate((1_500.0, 10_000.0, 60_000.0)):
+        hear(core, FRONTEND, Arrivals(MODEL, seq, 1, budget_ms), 1_010.0)
+    assert not dropped([send for _, send in run_until(core, 1_000.0 + 2 * START_MS)])
     (refused,) = dropped([send for _, send in run_until(core, 2_000.0)])
+    assert (refused.code, refused.runs) == ("NoReplica", (SeqRun(0, 1),)), "it needs until 3,000 by now"
+    assert not dropped([send for _, send in run_until(core, 5_900.0)])
+    (refused,) = dropped([send for _, send in run_until(core, 6_100.0)])
+    assert refused.runs == (SeqRun(1, 1),), "half its budget is gone"
+    granted = of_type(ready(core, SECOND, 9_000.0), Grant)
+    assert [run for grant in granted for run in grant.runs] == [SeqRun(2, 1)]
+    assert not dropped([send for _, send in run_until(core, 9_100.0)])
+
+
+def test_a_start_that_hangs_is_given_up_within_the_budget() -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 10_000.0), 1_010.0)
+    (refused,) = dropped([send for _, send in run_until(core, 7_000.0)])
     assert refused.code == "NoReplica"
     assert core.wake_at_ms is None, "nothing is left to look after"
 
