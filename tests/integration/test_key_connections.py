@@ -390,7 +390,7 @@ def _door_at(address: str, folder: Path, opened: Opened) -> Door:
             doors.append(Door(Keyring.of_folder(folder, FRONTEND), opened, address))
         return bool(doors)
 
-    until(is_open, what=f"a door at {address}")
+    until(is_open)
     return doors[0]
 
 
