@@ -26,6 +26,7 @@ class GpuPresence:
         self._absent_since_ms: dict[GpuRef, float] = {}
         self._rests_until_ms: dict[GpuRef, float] = {}
         self._agents: dict[NodeId, PeerId] = {}
+        """As of the last look."""
         self._was_there: set[GpuRef] = set()
         self._was_ready: set[SliceId] = set()
         self._absent: frozenset[GpuRef] = frozenset()
@@ -57,7 +58,7 @@ class GpuPresence:
             if agent is not None and agent != self._agents.get(gpu.node_id):
                 self._rests_until_ms.pop(gpu, None)
                 self._absent_since_ms.pop(gpu, None)
-        self._agents.update(fleet.nodes)
+        self._agents = dict(fleet.nodes)
 
     def _is_absent(self, gpu: GpuRef, records: Sequence[SliceRecord], fleet: Fleet, now_ms: float) -> bool:
         ready = {record.spec.slice_id for record in records if record.is_ready}
