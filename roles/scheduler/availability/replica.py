@@ -171,7 +171,7 @@ class SchedulerReplica:
         self._copy_at_ms = NEVER_MS
         """When standbys that did not take their copy are sent it again."""
         self._asked: set[tuple[PeerId, int]] = set()
-        """Changes that operators who are still there asked the core for."""
+        """Changes that the core was asked for and has not answered, of operators who are still there."""
         self._gathering: _Gathering | None = None
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
@@ -208,6 +208,8 @@ class SchedulerReplica:
             and now_ms < self._election.lapses_at_ms
         ):
             sent = core.handle(event, now_ms)
+            if self._asked:
+                self._note_answered(sent)
             self._look_ahead()
             return sent
         actions: list[ReplicaAction] = []
@@ -412,7 +414,10 @@ class SchedulerReplica:
 
     def _to_core(self, event: Heard | Lost | Tick, actions: list[ReplicaAction], now_ms: float) -> None:
         assert self._core is not None, "asked before"
-        for send in self._core.handle(event, now_ms):
+        sent = self._core.handle(event, now_ms)
+        if self._asked:
+            self._note_answered(sent)
+        for send in sent:
             status = send.message
             if self._is_fresh and _is_frontend(send.peer) and isinstance(status, Directory):
                 continue
@@ -423,6 +428,11 @@ class SchedulerReplica:
                 actions.append(Send(send.peer, status))
             else:
                 actions.append(send)
+
+    def _note_answered(self, sent: Iterable[Send]) -> None:
+        for send in sent:
+            if isinstance(send.message, Changed):
+                self._asked.discard((send.peer, send.message.request_no))
 
     def standing(self) -> SchedulerStanding:
         """For people."""

@@ -16,6 +16,7 @@ from fabric.messages import (
     NewSlice,
     ReplicaHint,
     SliceSpec,
+    SliceState,
 )
 from policies.batching.base import Discipline
 from roles.runtime.core import Send
@@ -92,6 +93,8 @@ class Actuator:
             record, (*record.spec.models, *(one for one in change.models if one.model_id not in there))
         )
         record.order = order_of(record.node_id, record.spec)
+        if record.state == SliceState.FAILED:  # as it was; its agent tries it as it is now
+            record.state, record.reason = SliceState.STARTING, ""
         former = tuple(hint for hint in record.hints if hint.model_id not in wanted)
         self.hint(record, (*change.hints, *former), now_ms)
         self._touched.add(record.node_id)

@@ -8,9 +8,11 @@ One thing at a time: a plan is asked for (`make_plan.py`, in a process of its ow
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
 - a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
+- a plan or its moves were given up;
 - a slice broke its promise and its GPU has room: it alone is replaced by a larger one (iGniter's shadow process).
 
-A move that fails is rolled back, later waves are not begun, and nothing is tried again by itself for a while.
+A move that fails is rolled back, later waves are not begun, and nothing is tried again by itself for a while. Then what was
+given up is planned again, after twice as long each time: whatever it was for may still be so.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ MOVING_EVERY_MS = 20.0  # how soon a drained slice is noticed
 NUDGE_MS = 1.0
 REPLAN_EVERY_MS = 20_000.0  # gpulet's period, for rates
 REST_AFTER_FAILURE_MS = 30_000.0
+AGAIN_MS_MAX = 16 * REST_AFTER_FAILURE_MS
 GROWTH_PERCENT = 10.0  # iGniter: its largest prediction error
 GROWTH_REST_MS = 10_000.0  # of one GPU: what a larger slice does to its neighbours must show first
 CHANGES_MAX = 16
@@ -123,6 +126,9 @@ class Controller:
         self._are_gpus_changed = False
         self._replan_at_ms: float | None = None
         self._rests_until_ms = 0.0
+        self._given_up = 0
+        """How many plans in a row came to nothing."""
+        self._again_at_ms: float | None = None
         self._grown_until_ms: dict[GpuRef, float] = {}
         self._look_at_ms = 0.0
         self._loads_at_ms = 0.0
@@ -264,6 +270,8 @@ class Controller:
             if drifted:
                 self._replan_at_ms = now_ms + REPLAN_EVERY_MS
                 self._ask(f"the rate of {', '.join(drifted)} has drifted", self._desired)
+        if self._task is None and self._again_at_ms is not None and self._again_at_ms <= now_ms:
+            self._ask("what was given up", self._desired)
         if self._task is None:
             self._grow_broken(now_ms)
 
@@ -441,9 +449,8 @@ class Controller:
         return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
 
     def _running(self, move: MoveInfo) -> RunningMove:
-        return RunningMove(
-            move, [self._names.named(start) for start in move.starts], self._names.order_of, self._names.named
-        )
+        starts = [self._names.named(start) for start in move.starts]
+        return RunningMove(move, starts, self._names.order_of, self._names.named, self._presence)
 
     # ------------------------------------------------------------ moves
 
@@ -489,6 +496,8 @@ class Controller:
             return
         self._task = None
         self._is_carried_over = False
+        if task.grown is None:
+            self._given_up, self._again_at_ms = 0, None
         self.settled += 1
         done = _answered(task, self._made, [move.move for move in moves])
         self._note(
@@ -503,11 +512,18 @@ class Controller:
         self._task = None
         self.settled += 1
         if status == "failed" or task.change is None:
-            self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
+            self._rest(task, now_ms)
         self._note(f"given up: {task.why}: {reason}")
         self._undo(task, now_ms)
         if task.peer is not None and task.change is not None:
             self._actuator.send(task.peer, Changed(task.change.request_no, status, code, reason))
+
+    def _rest(self, task: _Task, now_ms: float) -> None:
+        if not self._are_gpus_changed:  # else it was a plan for other GPUs than there are now
+            self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
+        if task.grown is None:
+            self._again_at_ms = now_ms + min(AGAIN_MS_MAX, REST_AFTER_FAILURE_MS * 2**self._given_up)
+            self._given_up += 1
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         change = task.change

@@ -21,6 +21,7 @@ from fabric.ids import ModelId, SliceId
 from fabric.messages import LeftOut, MoveInfo, NewSlice, ReplicaHint, SliceState
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.planning.actuator import Actuator, OrderOf
+from roles.scheduler.planning.usable_gpus import GpuPresence
 
 START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
@@ -67,13 +68,21 @@ class _Draining:
 class RunningMove:
     """One move. `starts` have their names; `reason` says why it failed."""
 
-    def __init__(self, move: MoveInfo, starts: Sequence[NewSlice], order_of: OrderOf, rename: Named) -> None:
+    def __init__(
+        self,
+        move: MoveInfo,
+        starts: Sequence[NewSlice],
+        order_of: OrderOf,
+        rename: Named,
+        presence: GpuPresence,
+    ) -> None:
         self.move = move
         self.stage = MoveState.STARTING
         self.reason = ""
         self.starts = tuple(starts)
         self._order_of = order_of
         self._rename = rename
+        self._presence = presence
         self._begun: dict[SliceId, NewSlice] = {}
         self._changed: dict[SliceId, _Changed] = {}
         self._draining: dict[SliceId, _Draining] = {}
@@ -177,6 +186,8 @@ class RunningMove:
                 return f"slice {slice_id} is gone"
             if record.state == SliceState.FAILED:
                 return f"slice {slice_id} failed: {record.reason}"
+            if not record.is_ready and self._presence.is_absent(record):
+                return f"the GPU of slice {slice_id} has gone"
             for out in self._left_out_of(record):
                 if not self._is_left_out_already(fleet, out.model_id):
                     return f"slice {slice_id} cannot host {out.model_id}: {out.reason}"

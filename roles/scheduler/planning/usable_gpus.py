@@ -27,6 +27,8 @@ class GpuPresence:
         self._rests_until_ms: dict[GpuRef, float] = {}
         self._agents: dict[NodeId, PeerId] = {}
         """As of the last look."""
+        self._came_at_ms: dict[NodeId, float] = {}
+        """When the present agent of a node was first seen."""
         self._was_there: set[GpuRef] = set()
         self._was_ready: set[SliceId] = set()
         self._absent: frozenset[GpuRef] = frozenset()
@@ -36,13 +38,18 @@ class GpuPresence:
         """Those not to be planned with, as of the last look."""
         return self._absent
 
+    def is_absent(self, record: SliceRecord) -> bool:
+        """Whether a slice's GPUs are not all there."""
+        gpus = (record.spec.gpu, *record.spec.following)
+        return any(GpuRef(record.node_id, gpu) in self._absent for gpu in gpus)
+
     def look(self, fleet: Fleet, now_ms: float) -> bool:
         """Take note; True when GPUs went or came."""
         by_gpu: dict[GpuRef, list[SliceRecord]] = defaultdict(list)
         for record in fleet.slices.values():
             for gpu in (record.spec.gpu, *record.spec.following):
                 by_gpu[GpuRef(record.node_id, gpu)].append(record)
-        self._welcome(fleet)
+        self._welcome(fleet, now_ms)
         absent = frozenset(
             gpu for gpu in self._gpus if self._is_absent(gpu, by_gpu.get(gpu, ()), fleet, now_ms)
         )
@@ -51,11 +58,12 @@ class GpuPresence:
         self._absent = absent
         return is_changed
 
-    def _welcome(self, fleet: Fleet) -> None:
+    def _welcome(self, fleet: Fleet, now_ms: float) -> None:
         """What is away on a node with a new agent has only just begun to start."""
+        new = {node_id for node_id, agent in fleet.nodes.items() if agent != self._agents.get(node_id)}
+        self._came_at_ms.update(dict.fromkeys(new, now_ms))
         for gpu in self._absent:
-            agent = fleet.nodes.get(gpu.node_id)
-            if agent is not None and agent != self._agents.get(gpu.node_id):
+            if gpu.node_id in new:
                 self._rests_until_ms.pop(gpu, None)
                 self._absent_since_ms.pop(gpu, None)
         self._agents = dict(fleet.nodes)
@@ -75,6 +83,8 @@ class GpuPresence:
         since_ms = self._absent_since_ms.setdefault(gpu, now_ms)
         wait_ms = WAIT_MS if gpu in self._was_there else FIRST_WAIT_MS
         if has_node:
+            # An agent that starts over and over gets no new time each time.
+            since_ms = max(since_ms, min(self._came_at_ms[gpu.node_id], since_ms + WAIT_MS))
             wait_ms += max(fleet.starts.may_take_ms(record.spec.slice_id) for record in records)
         if now_ms - since_ms < wait_ms:
             return gpu in self._absent

@@ -22,6 +22,7 @@ from fabric.messages import (
     NodeHello,
     Ping,
     PlanCopy,
+    PlanMade,
     Pong,
     SchedulerHello,
     SliceReady,
@@ -33,7 +34,7 @@ from fabric.messages import (
     replaced,
 )
 from policies.batching.registry import make_discipline
-from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound
@@ -68,12 +69,15 @@ class Core:
     def __init__(self) -> None:
         self.wake_at_ms: float | None = None
         self.heard: list[AnyMessage] = []
+        self.answers: dict[type[AnyMessage], Send] = {}
 
     def handle(self, event: Heard | Lost | Tick, now_ms: float) -> Sequence[Send]:
         del now_ms
-        if isinstance(event, Heard):
-            self.heard.append(event.message)
-        return ()
+        if not isinstance(event, Heard):
+            return ()
+        self.heard.append(event.message)
+        answer = self.answers.get(type(event.message))
+        return () if answer is None else (answer,)
 
 
 class Stage:
@@ -260,6 +264,21 @@ def test_an_operator_hears_that_the_scheduler_which_took_the_change_is_active_no
     (answer,) = [one for one in told if isinstance(one, Changed)]
     assert (answer.request_no, answer.status, answer.code) == (7, "refused", "NotActive")
     assert LeaseLapsed() not in stage.hear(operator, Ping(2))
+
+
+@pytest.mark.parametrize("with_which", [DrainAsked, PlanMade])
+def test_an_operator_whose_change_was_answered_hears_nothing_more_of_it(with_which: type[AnyMessage]) -> None:
+    stage = Stage()
+    stage.take_over()
+    operator = PeerId("operator/bbbbbbbb")
+    stage.cores[0].answers[with_which] = Send(operator, Changed(7, "ok"))
+    told = stage.hear(operator, DrainAsked(7, NodeId("a")))
+    told += stage.hear(PLANNER, PlanMade(1))
+    told += stage.hear(WORKER, Ping(1))
+    stage.now_ms += 10 * HELD_MS
+    told += stage.hear(operator, Ping(1))
+    answers = [one.message for one in told if isinstance(one, Send) and isinstance(one.message, Changed)]
+    assert [answer.status for answer in answers] == ["ok"]
 
 
 def test_the_newest_copy_is_kept_of_whatever_configuration() -> None:

@@ -140,3 +140,24 @@ def test_a_slice_that_takes_half_a_minute_to_start_is_given_that_time_when_it_di
     stage.slice_dies()
     stage.run(2 * 40_000 + WAIT_MS + 2_000)
     assert not stage.is_there(), "but not for ever"
+
+
+def test_a_node_that_was_away_for_nearly_as_long_as_is_waited_has_its_time_to_start_slices_too() -> None:
+    stage = served()
+    stage.agent_ends()
+    stage.run(WAIT_MS - 1_000)
+    stage.agent_starts()
+    stage.run(WAIT_MS - 1_000)
+    assert stage.is_there()
+    stage.slice_is_ready()
+    stage.run(5 * WAIT_MS)
+    assert stage.is_there()
+
+
+def test_an_agent_that_starts_over_and_over_without_its_slices_is_not_waited_for_for_ever() -> None:
+    stage = served()
+    stage.agent_ends()
+    for _ in range(5):
+        stage.agent_starts()
+        stage.run(WAIT_MS / 2)
+    assert not stage.is_there()

@@ -1,0 +1,143 @@
+"""What a plan was made for is not forgotten when nothing comes of it: on virtual time."""
+
+from __future__ import annotations
+
+from fabric.ids import ModelId, NodeId, PeerId, SliceId
+from fabric.messages import ModelsRemove, PlanAsked, PlanMade, SliceChanged, SliceStatus
+from roles.scheduler.planning.make_plan import make_plan
+from tests.unit.roles.scheduler.test_controller import (
+    FIRST,
+    OPERATOR,
+    Stage,
+    add,
+    model,
+    one_slice,
+    two_nodes,
+)
+
+
+def late(asked: PlanAsked) -> PlanMade:
+    """On a busy machine."""
+    return PlanMade(asked.number, reason="the placement was not computed within 60 s")
+
+
+def test_gpus_that_went_are_planned_without_after_a_plan_that_took_too_long() -> None:
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.make_plan = late
+    stage.run(15_000)
+    assert len(stage.asked) == 1
+    stage.make_plan = make_plan
+    stage.run(20_000)
+    assert len(stage.asked) == 1, "nothing is tried again by itself for a while"
+    assert {one.slice_id for one in stage.status().slices} == {"left/gpu0/0", "right/gpu0/0"}
+    stage.run(15_000)
+    assert {one.slice_id for one in stage.status().slices} == {"left/gpu0/0"}
+
+
+def test_gpus_that_came_are_planned_with_after_a_plan_that_took_too_long() -> None:
+    stage = two_nodes(model("a"), placement="symphony")
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.run(15_000)
+    assert set(stage.hosted()) == {"left/gpu0/0"}
+    stage.make_plan = late
+    stage.node_comes("right")
+    stage.run(5_000)
+    stage.make_plan = make_plan
+    stage.run(40_000)
+    assert set(stage.hosted()) == {"left/gpu0/0", "right/gpu0/1"}
+
+
+def test_gpus_that_came_are_planned_with_after_a_move_to_them_has_failed() -> None:
+    stage = two_nodes(model("a"), placement="symphony")
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.run(15_000)
+    stage.failing = {"a"}
+    stage.node_comes("right")
+    stage.run(5_000)
+    assert set(stage.hosted()) == {"left/gpu0/0"}
+    stage.failing = set()
+    stage.run(40_000)
+    assert set(stage.hosted()) == {"left/gpu0/0", "right/gpu0/2"}
+
+
+def test_a_removed_model_goes_from_its_slices_after_a_plan_that_took_too_long() -> None:
+    """It is unknown from the moment of the removal, so nobody can ask for that again."""
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
+    stage.run(2_000)
+    stage.make_plan = late
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    assert stage.answer().status == "failed"
+    stage.make_plan = make_plan
+    stage.run(40_000)
+    assert set(map(tuple, stage.hosted().values())) == {("a",)}
+
+
+def test_nothing_is_planned_again_once_a_plan_was_carried_out() -> None:
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.make_plan = late
+    stage.run(15_000)
+    stage.make_plan = make_plan
+    stage.run(200_000)
+    assert len(stage.asked) == 2
+
+
+def test_a_node_that_goes_while_a_slice_starts_there_holds_nobody_up_for_long() -> None:
+    stage = Stage(
+        model("a"), nodes=[{"host": "left"}, {"host": "right"}, {"host": "more"}], placement="symphony"
+    )
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.run(15_000)
+    stage.is_starting_slow = True
+    stage.node_comes("right")
+    stage.run(2_000)
+    assert SliceId("right/gpu0/1") in stage.running[NodeId("right")]
+    stage.node_goes("right")
+    stage.run(60_000)
+    plan = stage.status().plan
+    assert plan is not None
+    assert plan.state == "steady"
+    assert "right" not in {one.slice_id.partition("/")[0] for one in stage.status().slices}
+
+
+def test_what_fails_each_time_is_planned_ever_more_rarely() -> None:
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
+    stage.run(2_000)
+    stage.node_goes("right")
+    stage.make_plan = late
+    stage.run(12_000)
+    asked = []
+    for _ in range(20):
+        before = len(stage.asked)
+        stage.run(60_000)
+        asked.append(len(stage.asked) - before)
+    assert asked[0] == 1
+    assert sum(asked[10:]) <= 2, "every eight minutes at last"
+    stage.make_plan = make_plan
+    stage.run(500_000)
+    assert {one.slice_id for one in stage.status().slices} == {"left/gpu0/0"}
+    asked_by_then = len(stage.asked)
+    stage.run(500_000)
+    assert len(stage.asked) == asked_by_then
+
+
+def test_a_slice_that_had_failed_is_tried_with_what_it_hosts_now() -> None:
+    """It would fail every change of its models at once, for what it hosted before."""
+    stage = one_slice("a")
+    stage.failing = {"a"}
+    stage.run(10)
+    node_id, slice_id = NodeId("left"), SliceId("left/gpu0/0")
+    stage.hear(
+        PeerId("node-left/00000001"), SliceChanged(node_id, SliceStatus(slice_id, FIRST, "failed", "no file"))
+    )
+    stage.failing = set()
+    stage.hear(OPERATOR, add("b"))
+    stage.run(2_000)
+    assert stage.answer().status == "ok"
+    assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
