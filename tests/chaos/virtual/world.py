@@ -82,7 +82,7 @@ class World:
         """Those that run, by number."""
         self.network = Network(self, random.Random(f"{script.seed}/network"), self._delays)
         self.monitor = Monitor(self)
-        self.network.opened = self.monitor.read
+        self.network.read = self.monitor.read
         self.answers_due = AnswersDue(self)
         self.network.said = self.answers_due.said
         self._clocks = random.Random(f"{script.seed}/clocks")
