@@ -82,6 +82,22 @@ def test_a_frontend_that_scheduler_and_workers_took_for_lost_has_the_outputs_of_
     play(Script(117, shape, (Fault(187.6, "reset", "frontend:0", "scheduler:active"),)))
 
 
+def test_a_model_that_is_asked_alone_has_all_devices_though_its_discipline_leaves_them_idle() -> None:
+    """At last each was asked 40 ms after the one before: `deferred` held two of them until both wanted the only device."""
+    shape = Shape(
+        schedulers=2,
+        models=2,
+        batching="deferred",
+        delay_ms=2.0,
+        start_ms=200.0,
+        application=True,
+        cancels=0.2,
+        rate_rps=100.0,
+        slo_ms=40.0,
+    )
+    play(Script(10_019, shape, (Fault(44.1, "slow", "agent:0", for_ms=600.0),)))
+
+
 def test_one_script_is_one_history() -> None:
     script = draw(17)
     assert play(script).fates == play(script).fates

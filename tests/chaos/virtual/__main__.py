@@ -13,14 +13,12 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from fabric.clock import MonotonicClock
-from fabric.ids import Epoch
-from fabric.messages import Parcel
+from fabric.link import Received
 from tests.chaos.virtual.draw import draw
 from tests.chaos.virtual.processes.network import End, Wire
 from tests.chaos.virtual.script import Script, read
@@ -77,20 +75,19 @@ def _show(words: str) -> None:
     def shown(self: World, script: Script) -> None:
         made(self, script)
 
-        watched = self.network.opened
+        watched = self.network.read
 
-        def opened(wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
-            for parcel in parcels:
-                ends = f"{wire.near.owner.place}-{wire.far.owner.place}"
-                text = (
-                    f"{self.now_ms:10.3f} sent {sent_at_ms:10.3f} epoch {epoch} {ends}"
-                    f" read by {end.owner.place}: {parcel.body!r}"
-                )
-                if any(word in text for word in words.split("|")):
-                    click.echo(text[:400])
-            watched(wire, end, sent_at_ms, epoch, parcels)
+        def told(wire: Wire, end: End, sent_at_ms: float, received: Received) -> None:
+            ends = f"{wire.near.owner.place}-{wire.far.owner.place}"
+            text = (
+                f"{self.now_ms:10.3f} sent {sent_at_ms:10.3f} epoch {received.epoch} {ends}"
+                f" read by {end.owner.place}: {received.message!r}"
+            )
+            if any(word in text for word in words.split("|")):
+                click.echo(text[:400])
+            watched(wire, end, sent_at_ms, received)
 
-        self.network.opened = opened
+        self.network.read = told
 
     World.__init__ = shown  # type: ignore[method-assign]
 

@@ -10,7 +10,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from fabric.ids import BatchId, Epoch, ModelId
-from fabric.messages import EpochGranted, Inputs, Parcel, RunBatch
+from fabric.link import Received
+from fabric.messages import EpochGranted, Inputs, RunBatch
 from fabric.messages import Host as HostMessage
 from roles.gpu_worker.executors.base import Job
 from roles.node_agent.lease import LeaseRecord
@@ -226,17 +227,16 @@ class Monitor:
                 f"{worker.place} is sent a batch of epoch {epoch}, and has heard of {obeyed} alone"
             )
 
-    def read(self, wire: Wire, end: End, sent_at_ms: float, epoch: Epoch, parcels: Sequence[Parcel]) -> None:
-        """A process reads messages of that epoch."""
-        for parcel in parcels:
-            message = parcel.body
-            self._world.answers_due.read(wire, end.owner, epoch, message)
-            if isinstance(message, HostMessage | EpochGranted):
-                self._obeyed[end.owner] = Epoch(message.epoch)
-            elif isinstance(message, RunBatch):
-                self._commands[message.batch_id] = epoch, self._obeyed[end.owner]
-            elif isinstance(message, Inputs):
-                self._inputs_sent_at_ms.setdefault(message.batch_id, sent_at_ms)
+    def read(self, wire: Wire, end: End, sent_at_ms: float, received: Received) -> None:
+        """A process reads a message."""
+        message, epoch = received.message, received.epoch
+        self._world.answers_due.read(wire, end.owner, epoch, message)
+        if isinstance(message, HostMessage | EpochGranted):
+            self._obeyed[end.owner] = Epoch(message.epoch)
+        elif isinstance(message, RunBatch):
+            self._commands[message.batch_id] = epoch, self._obeyed[end.owner]
+        elif isinstance(message, Inputs):
+            self._inputs_sent_at_ms.setdefault(message.batch_id, sent_at_ms)
 
     def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float], began_at_ms: float) -> None:
         """A device starts a batch with those inputs, or did so at that moment of its process's clock."""

@@ -82,7 +82,7 @@ class World:
         """Those that run, by number."""
         self.network = Network(self, random.Random(f"{script.seed}/network"), self._delays)
         self.monitor = Monitor(self)
-        self.network.opened = self.monitor.read
+        self.network.read = self.monitor.read
         self.answers_due = AnswersDue(self)
         self.network.said = self.answers_due.said
         self._clocks = random.Random(f"{script.seed}/clocks")
@@ -335,7 +335,11 @@ class World:
         return 1.0 if self.shape.batching in {"tenuto", "eager"} else SHARE_OF_OTHERS
 
     def _probe(self) -> None:
-        """Each client gets an answer of each model by each frontend."""
+        """Each client gets an answer of each model by each frontend.
+
+        Where a discipline leaves a device idle until two models want it, they are asked one after the other.
+        """
+        is_one_by_one = self._share < 1.0
         served = {one: is_served for one, is_served in self.changes.served.items() if is_served is not None}
         if self.shape.application and all(served.get(one) for one in self.models_of(APPLICATION)):
             served[APPLICATION] = True
@@ -348,6 +352,8 @@ class World:
                         raise Violated(f"client {client} is not connected to frontend {frontend}")
                     asked.append((request, model_id))
                     self._run_until(self.now_ms + 40.0)
+                    while is_one_by_one and not self.monitor.fate_of(request):
+                        self._run_until(self.now_ms + 40.0)
         self._run_until(self.now_ms + 2_500.0)
         for request, model_id in asked:
             fate, expected = self.monitor.fate_of(request), ANSWER if served[model_id] else "ModelNotFound"

@@ -19,7 +19,7 @@ from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
-from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Parcel, Ping, Pong
+from fabric.messages import WIRE_VERSION, AnyMessage, Envelope, Ping, Pong
 from fabric.sockets import new_counters
 from fabric.transit_time import TransitMeter
 
@@ -211,7 +211,8 @@ class End:
         self.inbox: list[Item] = []
         self.is_closed = False
         self._network = network
-        self._came: list[Received] = []
+        self._came: list[tuple[Item, Received]] = []
+        """Of what travelled together, and was more than was asked for, with what it came in."""
         self._lost: list[PeerId] = []
         self._counters = new_counters()
         owner.ends.append(self)
@@ -259,9 +260,11 @@ class End:
                 came.extend(self._open_up(item))
             except RemoteProtocolError:
                 self._counters["garbage_in"] += 1
-        received, self._came = came[:limit], came[limit:]
-        self._counters["messages_in"] += len(received)
-        return received
+        taken, self._came = came[:limit], came[limit:]
+        self._counters["messages_in"] += len(taken)
+        for item, received in taken:
+            self._network.read(item.wire, self, item.sent_at_ms, received)
+        return [received for _, received in taken]
 
     def take_lost(self) -> Sequence[PeerId]:
         """As `fabric.link.Link`."""
@@ -297,16 +300,15 @@ class End:
         if self in self.owner.ends:
             self.owner.ends.remove(self)
 
-    def _open_up(self, item: Item) -> list[Received]:
+    def _open_up(self, item: Item) -> list[tuple[Item, Received]]:
         parts = item.parts
         envelope, named = (parts, ((),)) if isinstance(parts, Envelope) else frames.split(parts)
         peer, late_ms = self.peer_of(item.wire), 0.0
         if peer:
             late_ms = self.transit.late_ms(peer, envelope.sent_at_ms, self.owner.now_ms())
         epoch = Epoch(envelope.epoch)
-        self._network.opened(item.wire, self, item.sent_at_ms, epoch, envelope.parcels)
         return [
-            Received(peer, parcel.body, tensors, late_ms, epoch)
+            (item, Received(peer, parcel.body, tensors, late_ms, epoch))
             for parcel, tensors in zip(envelope.parcels, named, strict=True)
         ]
 
@@ -334,8 +336,8 @@ class Network:
         self.draws = draws
         self.listeners: dict[str, End] = {}
         self.wires: dict[Wire, None] = {}
-        self.opened: Callable[[Wire, End, float, Epoch, Sequence[Parcel]], None] = lambda *_: None
-        """Hears of all that is read: its connection, the reader, when it was sent, its epoch, and what it says."""
+        self.read: Callable[[Wire, End, float, Received], None] = lambda *_: None
+        """Hears of each message as a process takes it: its connection, the reader, when it was sent, and the message."""
         self.said: Callable[[Owner, Wire, Sequence[AnyMessage]], None] = lambda *_: None
         """Hears of all that goes into a control connection: who says it, and what."""
         self.refuses: Callable[[AnyMessage], bool] = lambda _: False
