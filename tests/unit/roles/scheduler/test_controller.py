@@ -121,21 +121,24 @@ class Stage:
             else:
                 self.node_goes_on(NodeId(node["host"]), ran.running[NodeId(node["host"])])
 
+    def agent(self, node_id: NodeId) -> PeerId:
+        return PeerId(f"node-{node_id}/{FIRST}")
+
     def node_goes_on(self, node_id: NodeId, hosted: dict[SliceId, SliceSpec]) -> None:
         """With what it ran for a former scheduler."""
         self.running[node_id] = dict(hosted)
         statuses = tuple(SliceStatus(slice_id, FIRST, "ready") for slice_id in hosted)
-        self.hear(PeerId(f"node-{node_id}/00000001"), NodeHello(node_id, FIRST, (), statuses))
+        self.hear(self.agent(node_id), NodeHello(node_id, FIRST, (), statuses))
         for spec in hosted.values():
             self.start(node_id, spec)
 
     def node_comes(self, host: str) -> None:
         self.running[NodeId(host)] = {}
-        self.hear(PeerId(f"node-{host}/00000001"), NodeHello(NodeId(host), FIRST, (), ()))
+        self.hear(self.agent(NodeId(host)), NodeHello(NodeId(host), FIRST, (), ()))
 
     def node_goes(self, host: str) -> None:
         del self.running[NodeId(host)]
-        self.take(self.core.handle(Lost(PeerId(f"node-{host}/00000001"), "silent"), self.now_ms))
+        self.take(self.core.handle(Lost(self.agent(NodeId(host)), "silent"), self.now_ms))
 
     def hear(self, peer: PeerId, message: AnyMessage) -> None:
         self.take(self.core.handle(Heard(peer, message), self.now_ms))
@@ -174,7 +177,7 @@ class Stage:
         broken = [one.model_id for one in spec.models if one.model_id in self.failing]
         if len(broken) == len(spec.models):
             status = SliceStatus(spec.slice_id, FIRST, "failed", f"{broken[0]} does not load")
-            self.hear(PeerId(f"node-{node_id}/00000001"), SliceChanged(node_id, status))
+            self.hear(self.agent(node_id), SliceChanged(node_id, status))
             return
         replicas = tuple(
             ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms)
