@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric import codec
+from fabric import codec, frames
 from fabric.clock import MonotonicClock
 from fabric.codec import Buffer
 from fabric.ids import Incarnation, PeerId
@@ -86,6 +86,19 @@ def connected(folder: Path, opened: Opened, name: PeerId = CLIENT) -> DealerLink
     dealer = DealerLink.connect(name, SERVER, [f"ipc://{folder}/server"], CONTROL)
     opened.append(dealer)
     return dealer
+
+
+def met(folder: Path, opened: Opened) -> tuple[RouterLink, DealerLink]:
+    router, dealer = bound(folder, opened), connected(folder, opened)
+    greet(router, dealer, opened)
+    return router, dealer
+
+
+def greet(router: RouterLink, dealer: DealerLink, opened: Opened) -> None:
+    assert dealer.send(SERVER, Ping(1))
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+    assert router.send(CLIENT, Pong(1))
+    opened.until(lambda: [one.message for one in dealer.receive(1)] == [Pong(1)])
 
 
 def raw(folder: Path, name: str = "server") -> socket.socket:
@@ -212,6 +225,57 @@ def test_the_last_words_of_a_peer_are_heard_before_it_is_lost(folder: Path, open
 
     opened.until(is_over)
     assert (heard, lost) == (list(range(200)), [CLIENT])
+
+
+def test_a_server_that_spoke_and_went_is_told_lost_though_something_was_said_in_between(
+    folder: Path, opened: Opened
+) -> None:
+    router, dealer = met(folder, opened)
+    assert router.send(CLIENT, Pong(2))
+    router.close()
+    assert [one.message for one in dealer.receive(64)] == [Pong(2)]
+    dealer.send(SERVER, Ping(3))  # an answer to what came
+    assert list(dealer.take_lost()) == [SERVER]
+    assert not dealer.take_lost()
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_all_that_travelled_together_is_heard_before_its_sender_is_lost(
+    is_answered: bool,
+    folder: Path,
+    opened: Opened,
+) -> None:
+    router, dealer = met(folder, opened)
+    assert router.send_packed(CLIENT, [frames.pack(Pong(number)) for number in range(4)])
+    opened.until(lambda: dealer.has_more)
+    heard = [one.message for one in dealer.receive(1)]
+    router.close()
+    if is_answered:
+        opened.until(lambda: not dealer.send(SERVER, Ping(3)))
+    while not dealer.take_lost():
+        (one,) = dealer.receive(1)
+        heard.append(one.message)
+        if is_answered:
+            dealer.send(SERVER, Ping(4))
+    assert heard == [Pong(number) for number in range(4)]
+    assert not dealer.receive(1)
+
+
+def test_a_server_that_is_back_is_reached_where_it_was_and_not_by_the_network(
+    folder: Path, opened: Opened
+) -> None:
+    router = RouterLink.bind([f"ipc://{folder}/server", "tcp://127.0.0.1:0"])
+    dealer = DealerLink.connect(CLIENT, SERVER, router.addresses, CONTROL)
+    opened += [router, dealer]
+    greet(router, dealer, opened)
+    router.close()
+    opened.until(lambda: bool(dealer.take_lost()))
+    assert not dealer.send(SERVER, Ping(2)), "nobody is there"
+    router = bound(folder, opened)
+    opened.until(lambda: dealer.send(SERVER, Ping(3)))
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(3)])
+    assert dealer.is_by_ipc
+    assert dealer.counters["local_streams"] == 1
 
 
 def test_a_flood_by_one_stream_does_not_starve_another(folder: Path, opened: Opened) -> None:
