@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import resource
@@ -15,6 +16,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,8 @@ from fabric.ipc import PATH_BYTES_MAX, IpcPath
 from fabric.link import Link, NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
 from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
-from fabric.sockets.local_streams import LocalStreams, are_allowed
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_streams import GREET_WITHIN_MS, LocalStreams, are_allowed
 from fabric.sockets.routes import Routes, new_route
 from tests.raw_streams import HELLO, framed, greeting, numbers
 
@@ -747,6 +750,58 @@ def test_a_newer_connection_ends_the_older_one_and_what_still_waits_there(
             opened.until(lambda: not router.receive(16) and router.counters["outdated_in"] >= 1)
             assert is_hung_up(late)
     assert list(router.take_lost()) in ([], [PeerId("a/1")])
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.at_ms = 0.0
+
+    def now_ms(self) -> float:
+        return self.at_ms
+
+
+@pytest.mark.parametrize("said", [b"", framed(b"TENUTO")[:5]])
+def test_whoever_connects_and_never_greets_is_hung_up_on(said: bytes, folder: Path, opened: Opened) -> None:
+    clock = SetClock()
+    router = bound(folder, opened, replace(SMALL, clock=clock))
+    with raw(folder) as silent, raw(folder) as friend:
+        opened.until(lambda: router.counters["local_streams"] == 2)
+        silent.sendall(said)
+        router.receive(1)
+        clock.at_ms = GREET_WITHIN_MS - 1.0
+        friend.sendall(greeting(CLIENT))  # and says nothing more for now
+        opened.until(lambda: bool(select.select([router.fileno()], [], [], 0.0)[0]))
+        clock.at_ms = GREET_WITHIN_MS  # before we have read that
+        opened.until(lambda: router.counters["local_streams"] == 1)
+        assert is_hung_up(silent)
+        friend.sendall(whole(Ping(1)))
+        opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+        clock.at_ms = 3 * GREET_WITHIN_MS
+        router.receive(1)
+        assert router.counters["local_streams"] == 1
+
+
+class NoMemory(socket.socket):
+    """The kernel has none for what is to be sent."""
+
+    def send(self, *_: object) -> int:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    sendmsg = send
+
+
+def test_both_ends_find_the_end_where_the_kernel_had_no_memory_for_a_message() -> None:
+    one, other = socket.socketpair()
+    with select.epoll() as poll, other:
+        stream = LocalStream(NoMemory(fileno=one.detach()), SMALL, poll)
+        other.sendall(whole(Ping(1)))
+        assert not stream.send([b"x"], 1)
+        assert stream.is_broken
+        assert is_hung_up(other)
+        assert not stream.find_end(), "what the other end said is there"
+        assert stream.receive() is not None
+        assert stream.find_end()
+        stream.close()
 
 
 def test_whoever_connects_and_leaves_without_a_word_leaves_nothing(folder: Path, opened: Opened) -> None:
