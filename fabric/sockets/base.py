@@ -136,8 +136,11 @@ class SocketLink(ABC):
         self._note_ended()
         if not self._lost:
             return ()
-        lost, self._lost = self._lost, {}
-        return tuple(lost)
+        unheard = {one.peer for one in self._came}  # what they said before comes first
+        lost = tuple(peer for peer in self._lost if peer not in unheard)
+        for peer in lost:
+            del self._lost[peer]
+        return lost
 
     def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
         """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""

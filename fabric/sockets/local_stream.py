@@ -132,7 +132,7 @@ class LocalStream:
         except BlockingIOError:
             buffers, sent = _framed(parts), 0
         except OSError:
-            self.is_broken = True  # whoever reads will find the end
+            self._break()
             return False
         if _cut_off(buffers, sent):
             self._keep(buffers)
@@ -144,7 +144,7 @@ class LocalStream:
         try:
             self._unsent_bytes -= send_waiting(self._socket, self._unsent, FLUSH_BYTES)
         except OSError:
-            self.is_broken = True
+            self._break()
             self._unsent.clear()
             self._unsent_bytes = 0
         if not self._unsent:
@@ -188,6 +188,12 @@ class LocalStream:
         self.is_broken, self._unsent = True, deque()
 
     # ------------------------------------------------------------ out
+
+    def _break(self) -> None:
+        """The other end is gone, or the kernel had no memory for what was said: who reads will find the end, here and there."""
+        self.is_broken = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _keep(self, buffers: list[memoryview]) -> None:
         self._unsent.append(buffers)

@@ -10,6 +10,7 @@ The first message of whoever connected is a greeting: one frame, `GREETING` and 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -34,6 +35,8 @@ SWITCH: Final = "TENUTO_EXPRESS"
 GREETING: Final = b"TENUTO-STREAM/1 "
 FLUSH_MS: Final = 100
 LISTEN_AGAIN_MS: Final = 1_000.0
+GREET_WITHIN_MS: Final = 3_000.0
+"""Whoever has connected and not greeted by then is hung up on, as ZeroMQ does."""
 STREAMS_MAX: Final = 8_192
 """Accepted by one link; who comes then is turned away, and goes by ZeroMQ."""
 _BACKLOG: Final = 128
@@ -62,6 +65,7 @@ class LocalStreams:
         self._poll = select.epoll()
         self._streams: dict[int, LocalStream] = {}
         self._waiting: deque[LocalStream] = deque()  # those that may have a message, in turn
+        self._ungreeted: deque[tuple[float, LocalStream]] = deque()  # those accepted last, and until when
         self._listeners: dict[int, tuple[socket.socket, Path]] = {}
         self._listen_again: list[Path] = []  # once there are descriptors again
         self._listen_again_at_ms = math.inf
@@ -139,10 +143,13 @@ class LocalStreams:
                 self._accept(descriptor)
             else:
                 self.told.add(descriptor)
+        if self._ungreeted:
+            self._end_ungreeted(self._options.clock.now_ms())
         if self._listen_again and self._options.clock.now_ms() >= self._listen_again_at_ms:
             again, self._listen_again = self._listen_again, []
             for path in again:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # then nobody can listen there
+                    path.unlink(missing_ok=True)
                 self.listen(path)
 
     def take(self) -> tuple[LocalStream, Sequence[Buffer]] | None:
@@ -214,9 +221,22 @@ class LocalStreams:
             try:
                 if len(self._streams) >= STREAMS_MAX or not _is_ours(accepted):
                     raise PermissionError(errno.EPERM, "too many, or another user's")
-                self._add(accepted)
+                stream = self._add(accepted)
+                self._ungreeted.append((self._options.clock.now_ms() + GREET_WITHIN_MS, stream))
             except OSError:
                 accepted.close()
+
+    def _end_ungreeted(self, now_ms: float) -> None:
+        while self._ungreeted:
+            until_ms, stream = self._ungreeted[0]
+            is_awaited = stream.identity is None and not stream.is_closed
+            if is_awaited and now_ms < until_ms:
+                break
+            self._ungreeted.popleft()
+            if is_awaited and stream.is_waiting:  # we have not read yet what it said
+                self._ungreeted.append((now_ms + GREET_WITHIN_MS, stream))
+            elif is_awaited:
+                self.end(stream)
 
     def _listen_later(self, path: Path) -> None:
         self._listen_again.append(path)

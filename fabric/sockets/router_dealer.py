@@ -275,12 +275,9 @@ class DealerLink(SocketLink):
     @property
     def trouble(self) -> str:
         """What may be wrong with a server that does not answer; empty: nothing is known."""
-        is_foreign = self._guard is not None and self._failures >= _FAILURES_TOLD
-        return (
-            ": it ends each connection, perhaps it has none of the keys that are trusted"
-            if is_foreign
-            else ""
-        )
+        if self._guard is not None and self._failures >= _FAILURES_TOLD:
+            return ": it ends each connection, perhaps it has none of the keys that are trusted"
+        return ""
 
     def _note_ended(self) -> None:
         if self._socket.closed or not self._connections.ended():
@@ -299,16 +296,18 @@ class DealerLink(SocketLink):
         if self._socket.closed or peer != self._server:
             return False
         self._follow_keys()
-        if self._is_stale:
-            self._connect_later(0.0)
-        if self._connect_at_ms is not None:
-            if self._clock.now_ms() < self._connect_at_ms:
-                return note_refused(self._counters)  # the old connection may still take messages, to nowhere
-            try:
+        if self._connect_at_ms is not None and self._clock.now_ms() < self._connect_at_ms:
+            return note_refused(self._counters)  # the old connection may still take messages, to nowhere
+        try:
+            if self._is_stale:  # a local stream has ended: as ZeroMQ does, at once and at the same place
+                place = self._connected_to
+                self._disconnect()
+                self._connect_to(place)  # what came last, and the loss, are still to be heard
+            elif self._connect_at_ms is not None:
                 self._connect()
-            except ConfigError:  # its key is trusted no more; perhaps another one is, before long
-                self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
-                return note_refused(self._counters)
+        except ConfigError:  # its key is trusted no more; perhaps another one is, before long
+            self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
+            return note_refused(self._counters)
         parts = self._join(packed)
         size = frames.size_of(parts)
         if self._stream is None and self.is_by_ipc and not (self._is_by_zmq or self._is_turned_away):
@@ -325,9 +324,17 @@ class DealerLink(SocketLink):
         return note_sent(self._counters, size, packed)
 
     def _connect(self) -> None:
+        # What came by the connection before, whose end ZeroMQ lets us read, is of before we gave the server up.
+        self._came, self._is_amid = [], False
+        self._lost.clear()
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._socket.recv(zmq.NOBLOCK)
+        self._connect_to(nearest(self._given))
+
+    def _connect_to(self, address: str) -> None:
         self._is_touched = True
-        self._drop_unread()
-        address = nearest(self._given)
+        self._is_by_zmq = self._is_turned_away = False
         if not address.startswith(IPC):  # after a handshake that failed we begin the next, not ZeroMQ
             self._socket.setsockopt(zmq.RECONNECT_STOP, zmq.RECONNECT_STOP_HANDSHAKE_FAILED)
         self._identity = new_route(self._own)
@@ -336,16 +343,12 @@ class DealerLink(SocketLink):
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
         self._connect_at_ms = None
 
-    def _drop_unread(self) -> None:
-        """What came by the connection before, whose end ZeroMQ lets us read: it is of before we gave the server up."""
-        self._came, self._is_amid = [], False
-        self._is_by_zmq = self._is_turned_away = self._is_stale = False
-        self._lost.clear()
-        with contextlib.suppress(zmq.Again):
-            while True:
-                self._socket.recv(zmq.NOBLOCK)
-
     def _connect_later(self, after_ms: float) -> None:
+        self._disconnect()
+        self._connect_at_ms = self._clock.now_ms() + after_ms
+
+    def _disconnect(self) -> None:
+        self._is_stale = False
         if self._stream is not None:
             self._streams.end(self._stream)
             self._stream = None
@@ -353,7 +356,6 @@ class DealerLink(SocketLink):
             with contextlib.suppress(zmq.ZMQError):  # ENOENT: it broke at this very moment
                 self._socket.disconnect(self._connected_to)
         self._connected_to = ""
-        self._connect_at_ms = self._clock.now_ms() + after_ms
 
     def _look_why(self) -> None:
         """There is no connection; find out whether a handshake failed."""
@@ -382,11 +384,8 @@ class DealerLink(SocketLink):
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:
             if stream is self._stream:
-                self._stream, self._is_stale, self._is_turned_away = (
-                    None,
-                    stream.has_heard,
-                    not stream.has_heard,
-                )
+                self._stream = None
+                self._is_stale, self._is_turned_away = stream.has_heard, not stream.has_heard
                 self._lost[self._server] = None
         self._streams.ended.clear()
 

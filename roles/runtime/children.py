@@ -27,11 +27,12 @@ from dataclasses import dataclass
 
 from roles.runtime.exit_codes import EXIT_NOT_STARTED, EXIT_UNKNOWN
 from roles.runtime.identities import ProcessIdentity, is_over, open_handle
-from roles.runtime.process import child_environment
+from roles.runtime.process import child_environment, takes_more
 from roles.runtime.process_events import ProcessExited
 
 LAST_WORDS_BYTES_MAX = 4_096
 _READ_BYTES = 65_536
+_PAGE_BYTES = 4_096  # what a pipe with any room takes at once
 
 log = logging.getLogger("tenuto")
 
@@ -209,7 +210,10 @@ def _pass_on(said: bytes) -> None:
     if sys.stderr is None:
         return  # it was closed before we started
     try:
-        sys.stderr.buffer.write(said)
-        sys.stderr.flush()
-    except OSError:
+        for start in range(0, len(said), _PAGE_BYTES):
+            if not takes_more(sys.stderr.fileno()):
+                return  # nobody reads it, and whoever waited for that would serve nobody
+            sys.stderr.buffer.write(said[start : start + _PAGE_BYTES])
+            sys.stderr.flush()
+    except (OSError, ValueError):
         pass  # our own stderr is closed; that must not end anybody

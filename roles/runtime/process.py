@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Self, TextIO
 
 from fabric.errors import FabricError
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
@@ -228,6 +229,25 @@ def speak_to_nobody() -> None:
     os.close(nowhere)
 
 
+def takes_more(descriptor: int) -> bool:
+    """Whether a page that is written there now is taken at once: a pipe or terminal that nobody reads would hold us up."""
+    room = select.poll()
+    room.register(descriptor, select.POLLOUT)
+    return bool(room.poll(0))
+
+
+class _UnlessUnread(logging.StreamHandler[TextIO]):
+    """Writes to stderr. A line that nobody takes is lost, as a loop that waits for its reader would serve nobody."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            is_taken = takes_more(self.stream.fileno())
+        except (OSError, ValueError, AttributeError):  # what stands in for it
+            is_taken = True
+        if is_taken:
+            super().emit(record)
+
+
 def log_offences(offences: Offences) -> None:
     """Write down what was said of peers since the last time."""
     while offences.lines:
@@ -236,7 +256,7 @@ def log_offences(offences: Offences) -> None:
 
 def set_up_logging(role_id: str, level: str = "INFO") -> None:
     """Logfmt on stderr: ``level=info role=frontend-0 batch_sent model=resnet50 size=8``."""
-    handler = logging.StreamHandler()
+    handler = _UnlessUnread()
     handler.setFormatter(logging.Formatter(f"%(asctime)s level=%(levelname)s role={role_id} %(message)s"))
     logging.raiseExceptions = (
         False  # a full disk or a closed stream under a log takes its lines, and nothing else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import resource
@@ -15,6 +16,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fabric import codec
+from fabric import codec, frames
 from fabric.clock import MonotonicClock
 from fabric.codec import Buffer
 from fabric.ids import Incarnation, PeerId
@@ -30,7 +32,8 @@ from fabric.ipc import PATH_BYTES_MAX, IpcPath
 from fabric.link import Link, NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
 from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
-from fabric.sockets.local_streams import LocalStreams, are_allowed
+from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_streams import GREET_WITHIN_MS, LocalStreams, are_allowed
 from fabric.sockets.routes import Routes, new_route
 from tests.raw_streams import HELLO, framed, greeting, numbers
 
@@ -86,6 +89,19 @@ def connected(folder: Path, opened: Opened, name: PeerId = CLIENT) -> DealerLink
     dealer = DealerLink.connect(name, SERVER, [f"ipc://{folder}/server"], CONTROL)
     opened.append(dealer)
     return dealer
+
+
+def met(folder: Path, opened: Opened) -> tuple[RouterLink, DealerLink]:
+    router, dealer = bound(folder, opened), connected(folder, opened)
+    greet(router, dealer, opened)
+    return router, dealer
+
+
+def greet(router: RouterLink, dealer: DealerLink, opened: Opened) -> None:
+    assert dealer.send(SERVER, Ping(1))
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+    assert router.send(CLIENT, Pong(1))
+    opened.until(lambda: [one.message for one in dealer.receive(1)] == [Pong(1)])
 
 
 def raw(folder: Path, name: str = "server") -> socket.socket:
@@ -212,6 +228,57 @@ def test_the_last_words_of_a_peer_are_heard_before_it_is_lost(folder: Path, open
 
     opened.until(is_over)
     assert (heard, lost) == (list(range(200)), [CLIENT])
+
+
+def test_a_server_that_spoke_and_went_is_told_lost_though_something_was_said_in_between(
+    folder: Path, opened: Opened
+) -> None:
+    router, dealer = met(folder, opened)
+    assert router.send(CLIENT, Pong(2))
+    router.close()
+    assert [one.message for one in dealer.receive(64)] == [Pong(2)]
+    dealer.send(SERVER, Ping(3))  # an answer to what came
+    assert list(dealer.take_lost()) == [SERVER]
+    assert not dealer.take_lost()
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_all_that_travelled_together_is_heard_before_its_sender_is_lost(
+    is_answered: bool,
+    folder: Path,
+    opened: Opened,
+) -> None:
+    router, dealer = met(folder, opened)
+    assert router.send_packed(CLIENT, [frames.pack(Pong(number)) for number in range(4)])
+    opened.until(lambda: dealer.has_more)
+    heard = [one.message for one in dealer.receive(1)]
+    router.close()
+    if is_answered:
+        opened.until(lambda: not dealer.send(SERVER, Ping(3)))
+    while not dealer.take_lost():
+        (one,) = dealer.receive(1)
+        heard.append(one.message)
+        if is_answered:
+            dealer.send(SERVER, Ping(4))
+    assert heard == [Pong(number) for number in range(4)]
+    assert not dealer.receive(1)
+
+
+def test_a_server_that_is_back_is_reached_where_it_was_and_not_by_the_network(
+    folder: Path, opened: Opened
+) -> None:
+    router = RouterLink.bind([f"ipc://{folder}/server", "tcp://127.0.0.1:0"])
+    dealer = DealerLink.connect(CLIENT, SERVER, router.addresses, CONTROL)
+    opened += [router, dealer]
+    greet(router, dealer, opened)
+    router.close()
+    opened.until(lambda: bool(dealer.take_lost()))
+    assert not dealer.send(SERVER, Ping(2)), "nobody is there"
+    router = bound(folder, opened)
+    opened.until(lambda: dealer.send(SERVER, Ping(3)))
+    opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(3)])
+    assert dealer.is_by_ipc
+    assert dealer.counters["local_streams"] == 1
 
 
 def test_a_flood_by_one_stream_does_not_starve_another(folder: Path, opened: Opened) -> None:
@@ -683,6 +750,58 @@ def test_a_newer_connection_ends_the_older_one_and_what_still_waits_there(
             opened.until(lambda: not router.receive(16) and router.counters["outdated_in"] >= 1)
             assert is_hung_up(late)
     assert list(router.take_lost()) in ([], [PeerId("a/1")])
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.at_ms = 0.0
+
+    def now_ms(self) -> float:
+        return self.at_ms
+
+
+@pytest.mark.parametrize("said", [b"", framed(b"TENUTO")[:5]])
+def test_whoever_connects_and_never_greets_is_hung_up_on(said: bytes, folder: Path, opened: Opened) -> None:
+    clock = SetClock()
+    router = bound(folder, opened, replace(SMALL, clock=clock))
+    with raw(folder) as silent, raw(folder) as friend:
+        opened.until(lambda: router.counters["local_streams"] == 2)
+        silent.sendall(said)
+        router.receive(1)
+        clock.at_ms = GREET_WITHIN_MS - 1.0
+        friend.sendall(greeting(CLIENT))  # and says nothing more for now
+        opened.until(lambda: bool(select.select([router.fileno()], [], [], 0.0)[0]))
+        clock.at_ms = GREET_WITHIN_MS  # before we have read that
+        opened.until(lambda: router.counters["local_streams"] == 1)
+        assert is_hung_up(silent)
+        friend.sendall(whole(Ping(1)))
+        opened.until(lambda: [one.message for one in router.receive(1)] == [Ping(1)])
+        clock.at_ms = 3 * GREET_WITHIN_MS
+        router.receive(1)
+        assert router.counters["local_streams"] == 1
+
+
+class NoMemory(socket.socket):
+    """The kernel has none for what is to be sent."""
+
+    def send(self, *_: object) -> int:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    sendmsg = send
+
+
+def test_both_ends_find_the_end_where_the_kernel_had_no_memory_for_a_message() -> None:
+    one, other = socket.socketpair()
+    with select.epoll() as poll, other:
+        stream = LocalStream(NoMemory(fileno=one.detach()), SMALL, poll)
+        other.sendall(whole(Ping(1)))
+        assert not stream.send([b"x"], 1)
+        assert stream.is_broken
+        assert is_hung_up(other)
+        assert not stream.find_end(), "what the other end said is there"
+        assert stream.receive() is not None
+        assert stream.find_end()
+        stream.close()
 
 
 def test_whoever_connects_and_leaves_without_a_word_leaves_nothing(folder: Path, opened: Opened) -> None:

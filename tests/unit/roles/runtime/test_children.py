@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from roles.runtime.children import Processes
@@ -46,3 +48,35 @@ def test_whichever_descriptor_is_the_one_too_many_for_a_child_it_ends_it_and_not
     assert refused == sorted(refused, reverse=True)
     assert (refused[0], refused[-1]) == (True, False)
     until(lambda: in_use() == before, what="the end of what was opened")
+
+
+UNREAD = """
+import sys
+from roles.runtime.children import Processes
+from roles.runtime.process import log, set_up_logging
+set_up_logging("node-a")
+for number in range(200):
+    log.info("line %d %s", number, "x" * 1_000)
+talk = "for _ in range(400): print('y' * 1_000, flush=True)\\nprint('the end')"
+processes = Processes()
+processes.spawn("talker", [sys.executable, "-c", talk])
+ended = []
+while not ended:
+    ended = processes.take(64, 0.0)
+print(ended[0].code, ended[0].last_words.split()[-2:])
+"""
+
+
+def test_output_that_nobody_reads_holds_up_neither_a_role_nor_its_child() -> None:
+    """As where a terminal was stopped by Ctrl-S, or the parent by Ctrl-Z."""
+    with subprocess.Popen(
+        [sys.executable, "-c", UNREAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as role:
+        assert role.stdout is not None
+        watchdog = threading.Timer(60.0, role.kill)
+        watchdog.start()
+        try:
+            assert role.stdout.read() == "0 ['the', 'end']\n"
+        finally:
+            watchdog.cancel()
+            role.kill()
