@@ -112,7 +112,7 @@ class RouterLink(ListeningLink):
             if (
                 peer is not None and self._descriptor_of.get(peer) == descriptor
             ):  # else it is back by another one
-                self._routes.forget(peer)
+                self._routes.end(peer)
                 self._note_lost(peer)
 
     def _note_streams_ended(self) -> None:
@@ -194,6 +194,8 @@ class RouterLink(ListeningLink):
         """Somebody speaks by a connection for the first time. Raises Outdated where he has spoken by a newer one."""
         if not self._routes.note(route, peer, mark, key):
             raise Outdated(f"{peer} has a newer connection")
+        if self._routes.to(peer) != route:
+            return  # the connection has ended
         former = self._stream_of.pop(peer, None)
         if former is not None and former.identity != route:
             self._counters["outdated_in"] += former.drop_unread()

@@ -9,6 +9,8 @@ whose key may bear it (`LinkAccess.check`), the newest of which is answered.
 `NUMBER` grows with each connection of a process. ZeroMQ reads connections in turns, so once a newer one has spoken, what still
 waits on an older one is older news that comes later, and is not heard: its sender gave that connection up, and
 begins anew on the newer one. A peer that comes back need not wait until the router has noticed that its old connection is gone.
+
+Of a connection that has ended ZeroMQ may still have messages. They are heard, but nobody is reached by it any more.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from fabric.ids import PeerId
 
 NAMES_MAX: Final = 10_000
 """Of one key; who has more loses its oldest, and nobody else's."""
+ENDED_MAX: Final = 1_024  # connections that are remembered after their end
 _NUMBER_CHARS_MAX: Final = 12
 _numbers = count(1)
 
@@ -48,6 +51,7 @@ class Routes:
         self._routes: dict[PeerId, _Route] = {}
         self._peers: dict[bytes, PeerId] = {}  # by the identity of the connection that is answered
         self._names: dict[str | None, dict[PeerId, None]] = {}  # of each key, the oldest first
+        self._ended: dict[bytes, None] = {}  # identities, the oldest first
 
     def __len__(self) -> int:
         """How many peers are known."""
@@ -56,6 +60,7 @@ class Routes:
     def note(self, identity: bytes, peer: PeerId, mark: str, key: str | None) -> bool:
         """A message came by that connection, from a peer that may be called so; False: a newer one of its has spoken.
 
+        From then on the peer is answered there, unless the connection has ended.
         `key`: its public one; None: none is needed.
         """
         known = self._routes.get(peer)
@@ -64,7 +69,9 @@ class Routes:
                 return True
             if _number(mark) <= known.number:
                 return _number(mark) == known.number
-            self.forget(peer)
+        if identity in self._ended:
+            return True  # it had been waiting
+        self.forget(peer)
         names = self._names.setdefault(key, {})
         if len(names) >= self._names_max:
             self.forget(next(iter(names)))
@@ -82,6 +89,15 @@ class Routes:
     def peer_at(self, identity: bytes) -> PeerId | None:
         """Whom that connection belongs to; None: it has not spoken, or its peer has a newer one."""
         return self._peers.get(identity)
+
+    def end(self, peer: PeerId) -> None:
+        """The connection by which it was answered has ended."""
+        route = self._routes.get(peer)
+        if route is not None:
+            self._ended[route.identity] = None
+            if len(self._ended) > ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
+            self.forget(peer)
 
     def forget(self, peer: PeerId) -> None:
         """It is gone, or its key is."""

@@ -7,6 +7,7 @@ import select
 import socket as plain
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -244,6 +245,24 @@ def test_a_server_that_is_killed_is_lost_at_once_to_whoever_is_connected(
             listener.kill()
     until(lambda: list(dealer.take_lost()) == [SERVER], dealer, limit_ms=1_000)
     assert not dealer.take_lost()
+
+
+def test_what_a_peer_said_before_its_end_is_heard_after_it_and_reaches_nobody(
+    address: str, opened: Opened
+) -> None:
+    """The router looks only when both have come."""
+    router, dealer = pair(address, opened)
+    router.receive(16)
+    assert dealer.send(SERVER, Ping(2))
+    dealer.close()
+    time.sleep(0.2)
+    lost, heard = list(router.take_lost()), list(router.receive(16))
+    lost += router.take_lost()  # where it came by a local stream: what was said last comes first
+    assert [one.message for one in heard] == [Ping(2)]
+    assert lost == [CLIENT]
+    assert not router.send(CLIENT, Ping(3))
+    assert len(router._routes) == 0
+    assert not router._peer_at
 
 
 def test_the_descriptor_tells_of_a_connection_that_ended(address: str, opened: Opened) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fabric import frames
 from fabric.ids import PeerId
-from fabric.sockets.routes import Routes, new_route
+from fabric.sockets.routes import ENDED_MAX, Routes, new_route
 
 OWN, OTHER = PeerId("frontend-0/5f3a9c01"), PeerId("client/bob/1")
 
@@ -46,6 +46,32 @@ def test_the_newest_connection_is_answered_and_an_older_one_is_heard_no_more() -
     routes.forget(OWN)
     assert noted(routes, first)
     assert routes.to(OWN) == first
+
+
+def test_nobody_is_reached_by_a_connection_whose_end_has_been_told() -> None:
+    """What had been waiting there is heard, until a newer one has spoken."""
+    routes = Routes()
+    first, second = new_route(OWN), new_route(OWN)
+    assert noted(routes, first)
+    routes.end(OWN)
+    assert noted(routes, first)
+    assert routes.to(OWN) is None
+    assert len(routes) == 0
+    assert noted(routes, second)
+    assert not noted(routes, first)
+    assert routes.to(OWN) == second
+
+
+def test_of_ended_connections_the_newest_are_remembered() -> None:
+    routes = Routes()
+    drawn = [new_route(OWN) for _ in range(ENDED_MAX + 10)]
+    for route in drawn:
+        noted(routes, route)
+        routes.end(OWN)
+    routes.end(OWN)  # it has no other
+    assert len(routes._ended) == ENDED_MAX
+    assert noted(routes, drawn[-1])
+    assert routes.to(OWN) is None
 
 
 def test_a_mark_that_is_none_counts_as_the_oldest() -> None:

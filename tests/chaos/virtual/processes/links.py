@@ -72,7 +72,8 @@ class VirtualPeers(_Listener):
         super().hang_up(wire)
         self._wires.pop(wire.identity, None)
         if self._routes.peer_at(wire.identity) is not None:
-            self._forget(wire.name)
+            self._routes.end(wire.name)
+            self._note_lost(wire.name)
 
     def close(self) -> None:
         super().close()
@@ -87,14 +88,14 @@ class VirtualPeers(_Listener):
         identity = self._routes.to(peer)
         wire = None if identity is None else self._wires.get(identity)
         if wire is None:
-            self._forget(peer)
+            self._routes.forget(peer)
+            self._note_lost(peer)
             self._counters["unroutable_out"] += 1
             return False
         self._say(wire, packed)
         return self._note(packed, is_sent=wire.send(wire.near, self._join(packed), CONTROL_QUEUE))
 
-    def _forget(self, peer: PeerId) -> None:
-        self._routes.forget(peer)
+    def _note_lost(self, peer: PeerId) -> None:
         self._lost.append(peer)
         self.transit.forget(peer)
 
