@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from unittest import mock
 
 
 @contextmanager
@@ -26,3 +31,14 @@ def full_disk() -> AbstractContextManager[None]:
 def no_descriptors() -> AbstractContextManager[None]:
     """Every descriptor is in use."""
     return limited(resource.RLIMIT_NOFILE, 3)
+
+
+def no_threads() -> AbstractContextManager[object]:
+    """No thread can be started, as in a container that has as many as it may."""
+    return mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+
+
+def read_only_disk() -> AbstractContextManager[object]:
+    """No file can be removed."""
+    refused = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    return mock.patch.object(Path, "unlink", side_effect=refused)

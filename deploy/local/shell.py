@@ -33,7 +33,7 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import SourceOver, TimedSource
-from roles.runtime.process import StopSignal, read_run_file
+from roles.runtime.process import StopSignal, read_run_file, remove_file
 from roles.runtime.process_events import Warn
 from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in, is_active, shards_of
@@ -282,4 +282,4 @@ class _Supervisor:
         if former is not None:
             for found in run_files(self._run_dir):
                 if found.pid == former.pid:
-                    (self._run_dir / f"{found.role_id}.json").unlink(missing_ok=True)
+                    remove_file(self._run_dir / f"{found.role_id}.json")

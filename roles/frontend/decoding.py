@@ -50,7 +50,13 @@ class Decoding(SourceOver):
             return
         self._jobs += 1
         self._wanted.add(payload)
-        job = self._threads.submit(self._decode_if_wanted, payload, tensors, image)
+        try:
+            job = self._threads.submit(self._decode_if_wanted, payload, tensors, image)
+        except RuntimeError as error:  # the host has no more threads for us
+            self._jobs -= 1
+            self._wanted.discard(payload)  # it is in the pool all the same
+            self._ended.post((payload, Overloaded(f"its picture cannot be decoded now: {error}")))
+            return
         job.add_done_callback(lambda done: self._ended.post((payload, done)))
 
     def forget(self, payload: Handle) -> None:

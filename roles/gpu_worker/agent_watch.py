@@ -81,6 +81,7 @@ class AgentWatch:
         if not self._is_gone and not (self._handle >= 0 and self._epoll.poll(0, 1)):
             return ()
         self._is_gone = False
+        self._pid = 0  # whoever has that number next is watched like any other
         self._drop()
         signal.setitimer(signal.ITIMER_REAL, (self._outlive_ms + ALARM_AFTER_MS) / 1e3)
         _go_quiet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -40,7 +41,9 @@ class LeaseFile:
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                os.write(descriptor, json.dumps(asdict(record)).encode())
+                text = json.dumps(asdict(record)).encode()
+                if os.write(descriptor, text) < len(text):  # a disk may have room for a part
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -194,6 +194,14 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def remove_file(path: Path) -> None:
+    """Take it away if that is possible: whose disk is read-only, or is full and needs room for that too, serves on beside it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("file_not_removed path=%s reason=%r", path, error.strerror)
+
+
 def read_run_file(path: Path) -> RunFile | None:
     """None when the role is not (or no longer) there, or what is there is no run file: loops read these."""
     try:
@@ -208,7 +216,7 @@ def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
     """Remove our own run file; that of a successor with our name stays."""
     path = run_dir / f"{run_file.role_id}.json"
     if read_run_file(path) == run_file:
-        path.unlink(missing_ok=True)
+        remove_file(path)
 
 
 def is_alive(pid: int) -> bool:

@@ -156,7 +156,11 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         load = _SideLoad(spec, number)
         self._side_loads = {key: one for key, one in self._side_loads.items() if not one.is_over}
         self._side_loads[spec.slice_id, model.model_id] = load
-        threading.Thread(target=self._load_beside, args=(load,), name="loading", daemon=True).start()
+        try:
+            threading.Thread(target=self._load_beside, args=(load,), name="loading", daemon=True).start()
+        except RuntimeError as error:  # the host has no more threads for us
+            load.is_over = True
+            self.post(ModelLoaded(spec.slice_id, number, None, f"it cannot be loaded now: {error}"))
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """After what was asked before. A load that hangs keeps its thread, and nobody waits for it."""

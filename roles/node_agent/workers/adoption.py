@@ -12,6 +12,7 @@ from fabric.ids import Incarnation
 from roles.node_agent.events import Orphan
 from roles.runtime.children import Processes
 from roles.runtime.identities import ProcessIdentity, end, identity_in, identity_of, read_record, write_record
+from roles.runtime.process import remove_file
 
 KILL_WITHIN_S = 1.0
 
@@ -50,7 +51,7 @@ class WorkerRecords:
 
     def forget(self, worker_id: str) -> None:
         """It has ended."""
-        self._path(worker_id).unlink(missing_ok=True)
+        remove_file(self._path(worker_id))
 
     def take_over(
         self, processes: Processes, daemons: Iterable[int], *, is_adopting: bool
@@ -83,7 +84,7 @@ class WorkerRecords:
             record = read_record(path)
             identity = identity_in(record, "process")
             if identity is None:
-                path.unlink(missing_ok=True)
+                remove_file(path)
                 continue
             gpu = record.get("gpu")
             incarnation = Incarnation(str(record.get("incarnation")))

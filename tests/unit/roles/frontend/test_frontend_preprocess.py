@@ -20,6 +20,7 @@ from roles.frontend.events import Preprocessed, PreprocessFailed
 from roles.frontend.preprocess import check_signature, preprocess
 from roles.runtime.core import Handle
 from roles.runtime.payloads import Payloads
+from tests.scarcity import no_threads
 
 PLAIN = ImagePreprocess("input", resize=8, crop=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
@@ -184,6 +185,19 @@ def test_what_is_no_picture_by_its_first_bytes_waits_for_no_thread(payloads: Pay
         "not a picture of a known format",
     )
     decoding.close()
+
+
+def test_a_picture_for_which_there_is_no_thread_is_refused_and_the_next_one_is_not(
+    payloads: Payloads, decoding: Decoding
+) -> None:
+    first, second = (kept(payloads, file_of(Image.new("RGB", (9, 9)))) for _ in range(2))
+    with no_threads():
+        decoding.start(first, PLAIN)
+    [failed] = ended(decoding, 1)
+    assert isinstance(failed, PreprocessFailed)
+    assert (failed.payload, failed.code) == (first, "Overloaded")
+    decoding.start(second, PLAIN)
+    assert ended(decoding, 1) == [Preprocessed(second)]
 
 
 def test_a_forgotten_job_ends_without_a_word(payloads: Payloads, decoding: Decoding) -> None:

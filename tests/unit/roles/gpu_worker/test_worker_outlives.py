@@ -28,6 +28,7 @@ from roles.gpu_worker.executors.base import LoadFailed
 from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import WorkerIdentity
 from roles.runtime.core import Heard, Send, Tick
+from tests.scarcity import no_descriptors
 from tests.worker_builders import BOOT, SCHEDULER_AT, actions_of, inputs, loaded, run_batch, sent, slice_spec
 
 OUTLIVE_MS = 30_000.0
@@ -158,6 +159,22 @@ def test_an_agent_that_was_gone_before_it_was_watched_is_told_too(child: subproc
     child.wait()
     watch = AgentWatch(OUTLIVE_MS)
     watch.watch(child.pid)
+    assert watch.take(8, 0.0) == (AgentGone(),)
+    watch.close()
+
+
+@pytest.mark.usefixtures("streams")
+def test_an_agent_of_the_same_number_as_one_that_was_gone_is_watched(child: subprocess.Popen[bytes]) -> None:
+    """As where there was no descriptor for the first watch, or where an agent is started again in a container."""
+    watch = AgentWatch(OUTLIVE_MS)
+    with no_descriptors():
+        watch.watch(child.pid)
+    assert watch.take(8, 0.0) == (AgentGone(),)
+    watch.watch(child.pid)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0, "nothing ends us"
+    assert watch.take(8, 0.0) == ()
+    child.kill()
+    child.wait()
     assert watch.take(8, 0.0) == (AgentGone(),)
     watch.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fabric.messages import LeaseAsked, LeaseReport
 from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseGrants, LeaseKept, LeaseRecord
 from roles.node_agent.lease_file import LeaseFile
 from roles.runtime.epochs import LEASE_MS
-from tests.scarcity import full_disk
+from tests.scarcity import full_disk, limited
 
 NODE = NodeId("a")
 
@@ -107,6 +108,8 @@ def test_the_file_keeps_what_was_written_last(tmp_path: Path, caplog: pytest.Log
     record = LeaseRecord(Epoch(16), "scheduler-0", Incarnation("5f3a9c01"))
     assert kept.write(record)
     with full_disk():
+        assert not kept.write(LeaseRecord(Epoch(33), "scheduler-1", Incarnation("0")))
+    with limited(resource.RLIMIT_FSIZE, 20):  # there is room for a part of it
         assert not kept.write(LeaseRecord(Epoch(33), "scheduler-1", Incarnation("0")))
     assert "lease_not_kept" in caplog.text
     assert LeaseFile(tmp_path, "a").read() == record

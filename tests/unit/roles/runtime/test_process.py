@@ -12,7 +12,7 @@ import pytest
 
 from fabric.errors import FabricError
 from roles.runtime.process import RunFile, read_run_file, remove_run_file, wake_exactly, write_run_file
-from tests.scarcity import full_disk
+from tests.scarcity import full_disk, read_only_disk
 
 
 def timer_slack_ns() -> int:
@@ -80,3 +80,11 @@ def test_what_is_no_run_file_is_nobodys(tmp_path: Path, content: str) -> None:
     assert read_run_file(path) is None
     remove_run_file(tmp_path, RunFile("frontend-0", 1, "x", {}))
     assert path.is_dir()
+
+
+def test_a_run_file_that_cannot_be_removed_stays(tmp_path: Path) -> None:
+    own = RunFile("frontend-0", os.getpid(), "x", {})
+    write_run_file(tmp_path, own)
+    with read_only_disk():
+        remove_run_file(tmp_path, own)
+    assert read_run_file(tmp_path / "frontend-0.json") == own

@@ -29,6 +29,7 @@ from roles.gpu_worker.executors.base import (
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
+from tests.scarcity import no_threads
 from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.worker_builders import SLICE, model_spec, slice_spec
 
@@ -84,6 +85,18 @@ def test_batches_run_while_a_model_loads_and_then_it_runs_too() -> None:
         assert ready.replica is not None
         assert len(ready.replica.exec_ms) == 4
         executor.run(job("LoadsWhenTold"), 0.0)
+        assert isinstance(next_event(executor), JobRan)
+
+
+def test_a_model_for_which_there_is_no_thread_is_not_loaded_and_the_others_serve() -> None:
+    with serving("Doubler") as (executor, _):
+        with no_threads():
+            executor.load_model(hosting("Adder"), 7)
+        refused = next_event(executor)
+        assert isinstance(refused, ModelLoaded)
+        assert (refused.number, refused.replica) == (7, None)
+        assert "thread" in refused.reason
+        executor.run(job("Doubler"), 0.0)
         assert isinstance(next_event(executor), JobRan)
 
 
