@@ -22,7 +22,5 @@ class BlockingCalls(Mailbox[EventT]):
         """Start a call, which must turn everything it expects to go wrong into its answer."""
         try:
             threading.Thread(target=lambda: self.post(call()), daemon=True).start()
-        except (
-            RuntimeError
-        ):  # the host has no more threads for us: each call is bounded, and the loop waits for it
-            self.post(call())
+        except RuntimeError:  # the host has no more threads for us
+            self.post(call())  # the loop waits for it: each call is bounded
