@@ -238,10 +238,11 @@ class LocalStream:
             self._take_up_to(start + size)
             return _cut_up(memoryview(data), start, lengths)
         if size > SMALL_BELOW_BYTES:
-            self._large, self._lengths = (
-                np.empty(size, np.uint8).data,
-                lengths,
-            )  # pages come as they are filled
+            try:
+                self._large = np.empty(size, np.uint8).data  # pages come as they are filled
+            except MemoryError as error:
+                raise RemoteProtocolError(f"there is no memory for a message of {size} bytes") from error
+            self._lengths = lengths
             self._filled = len(data) - start
             self._large[: self._filled] = memoryview(data)[start:]
             self._take_up_to(len(data))
