@@ -126,8 +126,8 @@ class Controller:
         self._are_gpus_changed = False
         self._replan_at_ms: float | None = None
         self._rests_until_ms = 0.0
-        self._given_up = 0
-        """How many plans in a row came to nothing."""
+        self._again_after_ms = REST_AFTER_FAILURE_MS
+        """Twice as long after each plan in a row that came to nothing."""
         self._again_at_ms: float | None = None
         self._grown_until_ms: dict[GpuRef, float] = {}
         self._look_at_ms = 0.0
@@ -497,7 +497,7 @@ class Controller:
         self._task = None
         self._is_carried_over = False
         if task.grown is None:
-            self._given_up, self._again_at_ms = 0, None
+            self._again_after_ms, self._again_at_ms = REST_AFTER_FAILURE_MS, None
         self.settled += 1
         done = _answered(task, self._made, [move.move for move in moves])
         self._note(
@@ -522,8 +522,8 @@ class Controller:
         if not self._are_gpus_changed:  # else it was a plan for other GPUs than there are now
             self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
         if task.grown is None:
-            self._again_at_ms = now_ms + min(AGAIN_MS_MAX, REST_AFTER_FAILURE_MS * 2**self._given_up)
-            self._given_up += 1
+            self._again_at_ms = now_ms + self._again_after_ms
+            self._again_after_ms = min(AGAIN_MS_MAX, 2 * self._again_after_ms)
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         change = task.change

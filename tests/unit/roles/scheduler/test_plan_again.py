@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fabric.ids import ModelId, NodeId, PeerId, SliceId
 from fabric.messages import ModelsRemove, PlanAsked, PlanMade, SliceChanged, SliceStatus
 from roles.scheduler.planning.make_plan import make_plan
@@ -21,12 +23,18 @@ def late(asked: PlanAsked) -> PlanMade:
     return PlanMade(asked.number, reason="the placement was not computed within 60 s")
 
 
-def test_gpus_that_went_are_planned_without_after_a_plan_that_took_too_long() -> None:
-    stage = two_nodes(model("a"), model("b"), placement="symphony")
+def without_right(*names: str, plan: Callable[[PlanAsked], PlanMade]) -> Stage:
+    """Of two nodes one has gone, for longer than is waited for it."""
+    stage = two_nodes(*map(model, names), placement="symphony")
     stage.run(2_000)
     stage.node_goes("right")
-    stage.make_plan = late
+    stage.make_plan = plan
     stage.run(15_000)
+    return stage
+
+
+def test_gpus_that_went_are_planned_without_after_a_plan_that_took_too_long() -> None:
+    stage = without_right("a", "b", plan=late)
     assert len(stage.asked) == 1
     stage.make_plan = make_plan
     stage.run(20_000)
@@ -37,10 +45,7 @@ def test_gpus_that_went_are_planned_without_after_a_plan_that_took_too_long() ->
 
 
 def test_gpus_that_came_are_planned_with_after_a_plan_that_took_too_long() -> None:
-    stage = two_nodes(model("a"), placement="symphony")
-    stage.run(2_000)
-    stage.node_goes("right")
-    stage.run(15_000)
+    stage = without_right("a", plan=make_plan)
     assert set(stage.hosted()) == {"left/gpu0/0"}
     stage.make_plan = late
     stage.node_comes("right")
@@ -51,10 +56,7 @@ def test_gpus_that_came_are_planned_with_after_a_plan_that_took_too_long() -> No
 
 
 def test_gpus_that_came_are_planned_with_after_a_move_to_them_has_failed() -> None:
-    stage = two_nodes(model("a"), placement="symphony")
-    stage.run(2_000)
-    stage.node_goes("right")
-    stage.run(15_000)
+    stage = without_right("a", plan=make_plan)
     stage.failing = {"a"}
     stage.node_comes("right")
     stage.run(5_000)
@@ -77,11 +79,7 @@ def test_a_removed_model_goes_from_its_slices_after_a_plan_that_took_too_long() 
 
 
 def test_nothing_is_planned_again_once_a_plan_was_carried_out() -> None:
-    stage = two_nodes(model("a"), model("b"), placement="symphony")
-    stage.run(2_000)
-    stage.node_goes("right")
-    stage.make_plan = late
-    stage.run(15_000)
+    stage = without_right("a", "b", plan=late)
     stage.make_plan = make_plan
     stage.run(200_000)
     assert len(stage.asked) == 2
@@ -107,11 +105,7 @@ def test_a_node_that_goes_while_a_slice_starts_there_holds_nobody_up_for_long() 
 
 
 def test_what_fails_each_time_is_planned_ever_more_rarely() -> None:
-    stage = two_nodes(model("a"), model("b"), placement="symphony")
-    stage.run(2_000)
-    stage.node_goes("right")
-    stage.make_plan = late
-    stage.run(12_000)
+    stage = without_right("a", "b", plan=late)
     asked = []
     for _ in range(20):
         before = len(stage.asked)
@@ -125,6 +119,23 @@ def test_what_fails_each_time_is_planned_ever_more_rarely() -> None:
     asked_by_then = len(stage.asked)
     stage.run(500_000)
     assert len(stage.asked) == asked_by_then
+
+
+def test_however_often_a_change_fails_the_next_one_is_taken() -> None:
+    """A script may ask for the same one all day."""
+    stage = two_nodes(model("a"), placement="symphony")
+    stage.run(2_000)
+    stage.failing = {"b"}
+    for _ in range(1_100):
+        stage.sent.clear()
+        stage.hear(OPERATOR, add("b"))
+        stage.run(300)
+        assert stage.answer().status == "failed"
+    stage.failing = set()
+    stage.sent.clear()
+    stage.hear(OPERATOR, add("b"))
+    stage.run(300)
+    assert stage.answer().status == "ok"
 
 
 def test_a_slice_that_had_failed_is_tried_with_what_it_hosts_now() -> None:
