@@ -145,6 +145,11 @@ class SliceSpec(Value, frozen=True):
     """Its one model runs each batch on all its GPUs at once, a rank on each."""
 
     @property
+    def gpus(self) -> tuple[int, ...]:
+        """All of the node's GPUs that it runs on."""
+        return self.gpu, *self.following
+
+    @property
     def is_pipeline(self) -> bool:
         """Whether it has a stage of its models on each of several GPUs."""
         return bool(self.following) and not self.is_gang

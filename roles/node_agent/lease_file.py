@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -40,13 +39,10 @@ class LeaseFile:
         draft = self._path.with_suffix(".tmp")
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                text = json.dumps(asdict(record)).encode()
-                if os.write(descriptor, text) < len(text):  # a disk may have room for a part
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with os.fdopen(descriptor, "wb") as file:  # which writes all of it or raises
+                file.write(json.dumps(asdict(record)).encode())
+                file.flush()
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             draft.replace(self._path)
             self._sync_directory()
         except OSError as error:

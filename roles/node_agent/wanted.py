@@ -13,7 +13,7 @@ EMULATED_PER_PROCESS = 64
 def problem_of(spec: SliceSpec, node_id: NodeId, gpus: Sequence[GpuInfo]) -> str:
     """Why that slice cannot be on this node; empty: it can."""
     devices = {gpu.gpu: gpu.device for gpu in gpus}
-    for gpu in (spec.gpu, *spec.following):
+    for gpu in spec.gpus:
         if gpu not in devices:
             return f"node {node_id} has no gpu {gpu} (it has {len(devices)})"
         if spec.device != devices[gpu]:

@@ -394,7 +394,7 @@ class FastWorld:
         for spec in message.slices:
             slice_ = self._slices.get(spec.slice_id)
             if slice_ is None:
-                gpus = [self._gpus[node_id, gpu] for gpu in (spec.gpu, *spec.following)]
+                gpus = [self._gpus[node_id, gpu] for gpu in spec.gpus]
                 self._started += 1
                 worker = peer_id(f"{worker_prefix(node_id)}{self._started}", FIRST)
                 kind = SimulatedGang if spec.is_gang else SimulatedSlice

@@ -178,7 +178,7 @@ class FullWorld:
         """See `Surroundings`."""
         times = self.times_of_batch[batch_id]
         number_of, ended_at_ms = self._gpu_numbers, self.clock.now_ms()
-        gang = (spec.gpu, *spec.following) if spec.is_gang else ()
+        gang = spec.gpus if spec.is_gang else ()
         self.batches.append(
             BatchRecord(
                 times.model_id,

@@ -99,7 +99,7 @@ class BatchRecorder:
         if message.exec_ms:
             self.busy_ms[spec.slice_id, flight.model_id] += message.exec_ms
             share = 1.0 if spec.share_percent is None else spec.share_percent / 100
-            gpus = (spec.gpu, *spec.following)
+            gpus = spec.gpus
             each_ms = message.exec_ms * share
             if spec.is_pipeline:  # its stages take about equally long
                 each_ms /= len(gpus)

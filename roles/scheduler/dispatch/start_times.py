@@ -59,7 +59,7 @@ class StartTimes:
     def may_take_ms(self, slice_id: SliceId) -> float:
         """The longest that it is waited for when it starts once more; 0: it never did."""
         took_ms = self._took_ms.get(slice_id)
-        return 0.0 if took_ms is None else LATE_TIMES * took_ms + LATE_MS
+        return 0.0 if took_ms is None else _longest_ms(took_ms)
 
     def cancel(self, slice_id: SliceId) -> None:
         """It does not start any more, for all that is known."""
@@ -94,6 +94,11 @@ class StartTimes:
         if takes_ms is None:
             return NEVER_MS
         taken_ms = now_ms - start.began_at_ms
-        if taken_ms > LATE_TIMES * takes_ms + LATE_MS:
+        if taken_ms > _longest_ms(takes_ms):
             return now_ms + taken_ms
         return max(now_ms, start.began_at_ms + takes_ms)
+
+
+def _longest_ms(takes_ms: float) -> float:
+    """Who needs more than that is late."""
+    return LATE_TIMES * takes_ms + LATE_MS

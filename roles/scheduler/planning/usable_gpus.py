@@ -40,14 +40,13 @@ class GpuPresence:
 
     def is_absent(self, record: SliceRecord) -> bool:
         """Whether a slice's GPUs are not all there."""
-        gpus = (record.spec.gpu, *record.spec.following)
-        return any(GpuRef(record.node_id, gpu) in self._absent for gpu in gpus)
+        return any(GpuRef(record.node_id, gpu) in self._absent for gpu in record.spec.gpus)
 
     def look(self, fleet: Fleet, now_ms: float) -> bool:
         """Take note; True when GPUs went or came."""
         by_gpu: dict[GpuRef, list[SliceRecord]] = defaultdict(list)
         for record in fleet.slices.values():
-            for gpu in (record.spec.gpu, *record.spec.following):
+            for gpu in record.spec.gpus:
                 by_gpu[GpuRef(record.node_id, gpu)].append(record)
         self._welcome(fleet, now_ms)
         absent = frozenset(
