@@ -3,8 +3,9 @@
 Roles start by rank: the next rank starts when every role of the ones before serves (it has written its run
 file), so that nobody looks for a scheduler that is not there yet. A role that *ends by itself before it ever
 served* has said why (a port in use, a wrong configuration), and would say it again: the whole stops with its
-words. One that is killed, ends with a defect of ours, or ends after it has served, starts again as `Restarts` says,
-until that gives up.
+words. One that is killed, or ends with a defect of ours, starts again as `Restarts` says, until that gives up. One that
+has served once is never given up: what ends it again and again (a full disk, no memory) can pass, and to end the others
+would lose what they still serve.
 
 Roles end in the opposite order of ranks, each rank with a time limit and then SIGKILL: frontends first, while
 what they have accepted can still be answered, then the agents with their workers, the scheduler last.
@@ -236,7 +237,7 @@ class SupervisorCore:
         if was_overdue:
             what = f"did not serve within {self._limits.serve_ms / 1e3:g} s"
         what = f"{role_id} {what}" + (f" ({said})" if said else "")
-        role.limit_at_ms = role.restarts.note_failure(self._now_ms)
+        role.limit_at_ms = role.restarts.note_failure(self._now_ms, has_an_end=not role.has_served)
         if role.limit_at_ms is None:
             rule = self._limits.restart
             count = f"{rule.failures_max} failures within {rule.window_ms / 1e3:g} s"

@@ -33,8 +33,8 @@ class Restarts:
         self._in_a_row = 0
         self._wasted_ms = 0.0
 
-    def note_failure(self, now_ms: float, wasted_ms: float = 0.0) -> float | None:
-        """The moment of the next start; None: give up.
+    def note_failure(self, now_ms: float, wasted_ms: float = 0.0, *, has_an_end: bool = True) -> float | None:
+        """The moment of the next start; None: give up, which is never where it has no end.
 
         A quiet window forgives: the next start is at once again. `wasted_ms`: for how long it ran without
         ever being ready.
@@ -46,7 +46,7 @@ class Restarts:
         self._failed_at_ms.append(at_ms)
         self._in_a_row += 1
         is_full = len(self._failed_at_ms) == self._rule.failures_max
-        if is_full and at_ms - self._failed_at_ms[0] <= self._rule.window_ms:
+        if has_an_end and is_full and at_ms - self._failed_at_ms[0] <= self._rule.window_ms:
             return None
         if self._in_a_row == 1:
             return now_ms

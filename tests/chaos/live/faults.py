@@ -22,7 +22,7 @@ from tests.hostile import Hostile
 from tests.integration.raw_zmtp import connect, header, shake_hands
 
 KILLS_MAX: Final = 3
-"""Of one role in a run: who fails five times in a minute is given up, as it should be."""
+"""Of one role in a run: a worker that fails five times in a minute is given up, as it should be."""
 KINDS: Final = {
     "kill": 4,
     "stop": 4,

@@ -18,7 +18,7 @@ from deploy.local.events import (
     TerminateRole,
 )
 from roles.runtime.core import Tick
-from roles.runtime.exit_codes import EXIT_DEFECT
+from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_NOT_STARTED
 from roles.runtime.process_events import ProcessExited, StopAsked, Warn
 
 SCHEDULER, AGENT, FRONTEND = "scheduler-0", "node-a", "frontend-0"
@@ -155,20 +155,46 @@ def test_two_roles_that_die_together_do_not_wait_for_each_other() -> None:
     assert spawned(up.until(1_100.0)) == [SCHEDULER, FRONTEND]
 
 
-def test_five_deaths_within_a_minute_end_everything_with_a_reason() -> None:
+def test_five_deaths_before_it_ever_served_end_everything_with_a_reason() -> None:
     up = Up()
-    up.serve()
+    up.feed(RoleServes(SCHEDULER))
+    up.feed(RoleServes(AGENT))
+    actions: Sequence[SupervisorAction] = ()
     for _ in range(4):
-        actions = up.exit(FRONTEND, 1, "boom")
+        actions = up.exit(FRONTEND)
         while FRONTEND not in spawned(actions):
             actions = up.until(up.now_ms + 10.0)
-        up.feed(RoleServes(FRONTEND))
-    assert terminated(up.exit(FRONTEND, 1, "boom")) == [AGENT]
+    assert terminated(up.exit(FRONTEND)) == [AGENT]
     up.exit(AGENT, 0)
     up.exit(SCHEDULER, 0)
     assert up.core.outcome == SupervisorOutcome(
-        1, "frontend-0 is given up after 5 failures within 60 s: frontend-0 ended with code 1 (boom)"
+        1, "frontend-0 is given up after 5 failures within 60 s: frontend-0 was killed by signal 9"
     )
+
+
+@pytest.mark.parametrize("words", ["cannot write the run file: No space left on device", ""])
+@pytest.mark.parametrize("code", [1, EXIT_CONFIG, EXIT_DEFECT, EXIT_NOT_STARTED, -9])
+@pytest.mark.parametrize("role_id", [SCHEDULER, AGENT, FRONTEND])
+def test_a_role_that_has_served_is_started_again_however_often_it_fails_and_the_others_serve_on(
+    role_id: str, code: int, words: str
+) -> None:
+    """A disk that is full for an hour ends what starts in that hour: no reason to end what still serves."""
+    up = Up()
+    up.serve()
+    hour_ends_ms = up.now_ms + 3_600_000.0
+    pauses_ms = []
+    while up.now_ms < hour_ends_ms:
+        failed_at_ms = up.now_ms
+        actions = up.exit(role_id, code, words)
+        while role_id not in spawned(actions):
+            assert terminated(actions) == [] and up.core.outcome is None
+            assert up.core.wake_at_ms is not None
+            actions = up.until(up.core.wake_at_ms)
+        pauses_ms.append(up.now_ms - failed_at_ms)
+    assert pauses_ms[:3] == [0.0, 100.0, 200.0]
+    assert max(pauses_ms) == 5_000.0
+    up.feed(RoleServes(role_id))
+    assert up.core.is_serving
 
 
 def test_a_role_that_never_serves_is_killed_and_started_again() -> None:
