@@ -187,7 +187,8 @@ def test_a_role_that_has_served_is_started_again_however_often_it_fails_and_the_
         failed_at_ms = up.now_ms
         actions = up.exit(role_id, code, words)
         while role_id not in spawned(actions):
-            assert terminated(actions) == [] and up.core.outcome is None
+            assert terminated(actions) == []
+            assert up.core.outcome is None
             assert up.core.wake_at_ms is not None
             actions = up.until(up.core.wake_at_ms)
         pauses_ms.append(up.now_ms - failed_at_ms)
