@@ -31,7 +31,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from fabric.clock import MonotonicClock
-from fabric.errors import ConfigError, RemoteProtocolError
+from fabric.errors import ConfigError, RemoteProtocolError, UntrustedKey
 from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
 
@@ -112,16 +112,16 @@ class LinkAccess:
     def connect_to(self, socket: zmq.Socket[bytes], address: str, principal: str) -> tuple[str, str]:
         """Before it is connected: the address without its key, and the key it must have.
 
-        Raises ConfigError where that is not the principal's.
+        Raises UntrustedKey where that is not the principal's.
         """
         bare, _, named = address.partition(_KEY)
         trusted = self.keyring.public_keys(principal)
         if not trusted:
-            raise ConfigError(f"{bare}: no key of {principal} is trusted")
+            raise UntrustedKey(f"{bare}: no key of {principal} is trusted")
         if named:
             key = _public(named, bare)
             if key not in trusted:
-                raise ConfigError(f"{bare}: its key is not one of {principal}")
+                raise UntrustedKey(f"{bare}: its key is not one of {principal}")
         else:
             tries = self._tries.get(bare, 0)
             self._tries[bare] = tries + 1

@@ -17,6 +17,10 @@ class ConfigError(FabricError):
     """A configuration is wrong; the message says where, what, and what would be right."""
 
 
+class UntrustedKey(ConfigError):
+    """No key of a server is trusted here, or another one is wanted of it: of a running cluster, perhaps not yet."""
+
+
 class ProfileError(FabricError):
     """A profile is missing, malformed, or silent about what was asked."""
 

@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from fabric.clock import MonotonicClock
+from fabric.curve import LinkAccess
+from fabric.errors import UntrustedKey
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
+from fabric.inproc import ServerLink
 from fabric.link import Received
 from fabric.messages import Directory, Ping, Pong, StatusAsked
 from fabric.sockets import DealerLink, RouterLink
+from fabric.transport import ZMQ
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
 from roles.runtime.core import SCHEDULER, Heard, Lost
@@ -165,9 +169,13 @@ def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_sile
 OUT_OF_DESCRIPTORS = """
 import os, resource, sys
 from fabric.clock import MonotonicClock
+from fabric.curve import LinkAccess
+from fabric.errors import UntrustedKey
 from fabric.ids import PeerId
+from fabric.inproc import ServerLink
 from fabric.messages import Ping
 from fabric.sockets import DealerLink, RouterLink
+from fabric.transport import ZMQ
 from roles.runtime.loop.server_connection import ServerConnection
 clock = MonotonicClock()
 server = RouterLink.bind(["tcp://127.0.0.1:0"])
@@ -233,3 +241,43 @@ def test_a_link_that_begins_anew_reads_nothing_of_its_former_connection(tmp_path
             heard += [one.message for one in client.receive(64) if isinstance(one.message, Directory)]
             select.select([], [], [], 0.005)
         assert heard == [Directory(2, (), (), ())]
+
+
+class TrustedLater:
+    """Sockets as they are, and a server whose key is trusted from the third connection on."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def connect(
+        self, own: PeerId, server: PeerId, addresses: Sequence[str], guard: LinkAccess | None = None
+    ) -> ServerLink:
+        self.tries += 1
+        if self.tries < 3:
+            raise UntrustedKey(f"{addresses[0]}: no key of {server} is trusted")
+        return ZMQ.connect(own, server, addresses, guard)
+
+    bind_peers = staticmethod(ZMQ.bind_peers)
+    bind_payload = staticmethod(ZMQ.bind_payload)
+    push = staticmethod(ZMQ.push)
+
+
+def test_a_worker_that_starts_while_no_key_of_the_scheduler_is_trusted_joins_when_one_is(
+    stage: Stage,
+) -> None:
+    """Keys are rotated while workers start. It ended the worker, and five such ends gave its slices up."""
+    stage.serve()
+    transport = TrustedLater()
+    door = SchedulerConnection(OWN, stage.clock, transport=transport)
+    stage.stack.callback(door.close)
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
+    assert not door.send(Ping(1), stage.clock.now_ms())
+    stage.until(door, lambda events: any(isinstance(event, SchedulerAnswers) for event in events))
+    assert transport.tries == 3
+
+
+def test_others_are_told_at_once_that_no_key_of_the_server_is_trusted(stage: Stage) -> None:
+    door = ServerConnection(OWN, SCHEDULER, stage.clock, transport=TrustedLater())
+    stage.stack.callback(door.close)
+    with pytest.raises(UntrustedKey, match="no key of scheduler is trusted"):
+        door.open([stage.address])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from fabric.clock import Clock
 from fabric.curve import guarded
-from fabric.errors import PeerLost
+from fabric.errors import PeerLost, UntrustedKey
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
@@ -74,21 +74,26 @@ class ServerConnection:
         self._link: ServerLink | None = None
         self._source: ServerSource | None = None
 
-    def open(self, addresses: Sequence[str], heartbeats: HeartbeatTiming | None = None) -> None:
-        """Connect, instead of to where it was before. Raises ConfigError for what is no address.
+    def open(
+        self, addresses: Sequence[str], heartbeats: HeartbeatTiming | None = None, *, is_patient: bool = False
+    ) -> None:
+        """Connect, instead of to where it was before.
 
-        While this process has no descriptor left, the server is not there, and it is tried again and again.
+        While this process has no descriptor left, the server is not there, and it is tried again and again. So it is, for
+        the patient, while the server's key is not trusted. Raises ConfigError for what is no address, to others also for that key.
         """
         self._close_link()
         self._addresses = addresses
         self._timing = heartbeats or self._timing
-        self._connect()
+        self._connect(is_patient=is_patient)
 
-    def _connect(self) -> None:
+    def _connect(self, *, is_patient: bool = True) -> None:
         self._open_at_ms = None
         try:
             self._link = self._transport.connect(self._own, self._server, self._addresses, self._guard)
-        except PeerLost:
+        except (PeerLost, UntrustedKey) as error:
+            if isinstance(error, UntrustedKey) and not is_patient:
+                raise
             self._open_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
             return
         if self._link.fileno() >= 0:
