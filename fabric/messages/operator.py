@@ -167,11 +167,15 @@ PlanRequest = PlanChange | SectionAsked
 
 
 class RoleDrain(Message, frozen=True, tag=67):
-    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again."""
+    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again.
+
+    `dry_run`: answered as if it were done, and not done.
+    """
 
     request_no: int
     role_id: str
     is_back: bool = False
+    dry_run: bool = False
 
 
 class RestartRoles(Message, frozen=True, tag=68):
