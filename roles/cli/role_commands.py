@@ -21,6 +21,7 @@ from roles.cli.whereabouts import (
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, load_document
+from roles.runtime.environment import require_usable
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
@@ -180,6 +181,7 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
     from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  only this command needs it
 
     home = chosen_run_dir(run_dir_option)
+    require_usable(home.path)
     sys.exit(run_worker(agent, worker_id, home.path))
 
 
@@ -192,6 +194,7 @@ def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Pa
         set_up_logging(role_id)
         home = chosen_run_dir(run_dir_option)
         try:
+            require_usable(home.path)
             yield home.path, stop
         finally:
             home.remove()
