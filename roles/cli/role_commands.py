@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
-from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
+from roles.cli.options import (
+    ConnectAddress,
+    IntRange,
+    OutputPath,
+    chosen_run_dir,
+    file_argument,
+    run_dir_flag,
+)
 from roles.cli.whereabouts import (
     Whereabouts,
     check_frontend_name,
@@ -117,6 +124,7 @@ def scheduler(
 @click.option(
     "--scheduler",
     "scheduler_given",
+    type=ConnectAddress(),
     multiple=True,
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
@@ -173,7 +181,9 @@ def node_agent(
 
 
 @click.command()
-@click.option("--agent", required=True, help="The control address of this host's node agent.")
+@click.option(
+    "--agent", type=ConnectAddress(), required=True, help="The control address of this host's node agent."
+)
 @click.option("--worker-id", required=True, help="The name the agent knows this process by.")
 @run_dir_flag
 def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:

@@ -19,6 +19,7 @@ _WORDS = {
     "array": "a list",
     "null": "nothing",
 }
+_ENDPOINTS = {"tcp": "tcp://127.0.0.1:8000", "ipc": "ipc:///run/tenuto/clients"}
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -74,7 +75,7 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
     Only loopback or a named interface: listening everywhere is refused (design section 9).
     """
     scheme, mark, rest = value.partition("://")
-    right = " or ".join(f'"{s}://…"' for s in schemes) or '"127.0.0.1:8000"'
+    right = " or ".join(_ENDPOINTS[one] for one in schemes) or "127.0.0.1:8000"
     if (scheme if mark else None) not in (schemes or (None,)):
         raise ConfigError(f"{where}: is {shown(value)}; it must be like {right}")
     if scheme == "ipc" and mark:
