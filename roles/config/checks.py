@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fabric.curve import is_wildcard
@@ -55,10 +56,13 @@ def whole(value: int, where: str, least: int, most: int) -> int:
     return value
 
 
-def one_of(value: str, known: Sequence[str], where: str) -> str:
-    """The word, or ConfigError with the closest known one."""
+def one_of(
+    value: str, known: Sequence[str], where: str, others: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The word, or ConfigError with the closest known one. `others`: words of others for known ones, which may look like a wrong one."""
     if value not in known:
-        raise ConfigError(f"{where}: there is no {shown(value)}{suggestion(value, known)}")
+        close = suggestion(others.get(value.lower(), value), known)
+        raise ConfigError(f"{where}: there is no {shown(value)}{close}")
     return value
 
 
