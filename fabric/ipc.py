@@ -39,7 +39,9 @@ class IpcPath:
             try:
                 lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise ConfigError(f"cannot bind ipc://{self.path}: {error.strerror}") from error
+                raise ConfigError(
+                    f"cannot bind ipc://{self.path}: {error.strerror}; its folder {self.path.parent} must be there and writable"
+                ) from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

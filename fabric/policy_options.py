@@ -119,7 +119,8 @@ def brief(text: object) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """How an error about an unknown name goes on: the closest known one, else all of them."""
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    close = [one for one in names if one.lower() == str(name).lower()]
+    close = close or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     close = close or [known_name for known_name in names if name and known_name.startswith(str(name))]
     if close:
         return f"; did you mean {close[0]}?"

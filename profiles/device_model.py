@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
+from profiles.gpu import GENERIC
 from profiles.interference import Interference, NoInterference, Running
 from profiles.model import ModelProfile
 
@@ -14,9 +15,13 @@ class DeviceModel:
     """One GPU of one type: the profiles of its models, and how neighbours disturb each other."""
 
     def __init__(
-        self, profiles: Mapping[ModelId, ModelProfile], interference: Interference | None = None
+        self,
+        profiles: Mapping[ModelId, ModelProfile],
+        interference: Interference | None = None,
+        gpu_type: str = GENERIC.gpu_type,
     ) -> None:
         self._profiles = profiles
+        self._gpu_type = gpu_type
         self._interference = interference or NoInterference()
         self._tables: dict[tuple[ModelId, float | None], tuple[float, ...]] = {}
 
@@ -51,5 +56,14 @@ class DeviceModel:
     def _profile(self, model_id: ModelId) -> ModelProfile:
         profile = self._profiles.get(model_id)
         if profile is None:
-            raise ProfileError(f"model {model_id} has no profile for this type of GPU")
+            raise ProfileError(without_profile(model_id, self._gpu_type))
         return profile
+
+
+def without_profile(model_id: ModelId, gpu_type: str) -> str:
+    """Of a model that cannot be played or emulated on that type of GPU: what is missing, and how to get it."""
+    return (
+        f"model {model_id} has no profile for GPU type {gpu_type}: measure one on such a device with "
+        f"`tenuto profile {model_id} --file FILE --device cuda` (or cpu), and give the model "
+        "profile: {ref: …} with the file that it writes"
+    )

@@ -76,7 +76,8 @@ def up(
 ) -> None:
     """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model.
 
-    Exit 6 when a model of FILE could not be loaded and the others are served, 1 when nothing is.
+    Exit 6 when a model of FILE could not be loaded and the others are served, 1 when none could be. A model that found no
+    place is told, and served as soon as there is one: that is 0, also where no model has a place.
     """
     die_with_parent()
     set_up_descriptors()
@@ -144,6 +145,8 @@ def _run(
         problems.extend(problems_of(started.slices))
         warnings = [f"{one.model_id}: {one.reason}" for one in started.warnings]
         warnings += map(unplaced_line, started.unplaced)
+        if not any(one.models for one in started.slices):
+            warnings.append("no model is served: none found a place")
         up_file = UpFile(os.getpid(), True, started.endpoints, problems, warnings)
         # A full disk, or nobody who reads any more: what serves goes on serving.
         try:

@@ -265,6 +265,11 @@ class SupervisorCore:
             number = asked.change.request_no
             self._actions.append(Reply(asked.peer, Changed(number, "refused", code, reason)))
             return
+        if isinstance(asked.change, RoleDrain) and asked.change.dry_run:
+            is_back, number = asked.change.is_back, asked.change.request_no
+            answer = Changed(number, "ok", started=int(is_back), ended=int(not is_back))
+            self._actions.append(Reply(asked.peer, answer))
+            return
         self._asked = asked
         match asked.change:
             case RoleDrain(role_id=role_id, is_back=is_back):
@@ -285,7 +290,7 @@ class SupervisorCore:
             return ("Busy", f"{down[0]} does not serve") if down else None
         role = self._roles.get(change.role_id)
         if role is None:
-            return "UnknownRole", f"there is no {change.role_id}{suggestion(change.role_id, self._roles)}"
+            return self._no_role_of_its_own(change.role_id)
         if change.is_back:
             return None if role.is_kept_down else ("InvalidConfig", f"{change.role_id} is not drained")
         if role.state is not RoleState.SERVING:
@@ -293,11 +298,21 @@ class SupervisorCore:
         others = [
             other
             for other in self._roles.values()
-            if other is not role and other.plan.kind == role.plan.kind and other.state is RoleState.SERVING
+            if other is not role and role.plan.kind in _kinds(other.plan) and other.state is RoleState.SERVING
         ]
         if role.plan.kind and not others:
             return "InvalidConfig", f"no {role.plan.kind} would be left"
         return None
+
+    def _no_role_of_its_own(self, role_id: str) -> tuple[str, str]:
+        host = next((one.plan for one in self._roles.values() if one.plan.frontend == role_id), None)
+        if host is None:
+            return "UnknownRole", f"there is no {role_id}{suggestion(role_id, self._roles)}"
+        reason = (
+            f"{role_id} runs in the process of {host.role_id} and cannot be drained without it; with a process of its own, "
+            "and another frontend to stand in for it, it can: start the cluster by `tenuto up --apart` with cluster.frontends: 2"
+        )
+        return "InvalidConfig", reason
 
     def _drain(self, role: _Role) -> None:
         if role.state is RoleState.SERVING:
@@ -366,6 +381,11 @@ class SupervisorCore:
         }
         limit_ms = limits_ms.get(role.state)
         role.limit_at_ms = None if limit_ms is None else self._now_ms + limit_ms
+
+
+def _kinds(plan: RolePlan) -> tuple[str, ...]:
+    """What its process stands in for."""
+    return (plan.kind, "frontend") if plan.frontend else (plan.kind,)
 
 
 def _said(last_words: str) -> str:

@@ -64,7 +64,9 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
         (run_dir / LOG_FILE).unlink(missing_ok=True)
         opened = (run_dir / LOG_FILE).open("ab+")  # all append, so that it can be cut while they write
     except OSError as error:
-        raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
+        raise FabricError(
+            f"the run directory {run_dir} cannot be made or written to: {error.strerror}"
+        ) from error
     with opened as log:
         process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
             [sys.executable, "-P", "-m", "roles.cli", "up", *arguments, *flags],

@@ -28,6 +28,8 @@ class RolePlan:
     restart_rank: int = 0
     kind: str = ""
     """Roles of one kind stand in for one another; empty: this one does not matter to clients."""
+    frontend: str = ""
+    """The frontend that runs in the same process: it comes and goes with this role."""
 
 
 @dataclass(slots=True, frozen=True)

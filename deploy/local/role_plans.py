@@ -46,6 +46,7 @@ def role_plans(
             stop_limit_ms=SCHEDULER_STOP_MS + (FRONTEND_STOP_MS if is_together else 0.0),
             restart_rank=2 if place.is_standby else 3,
             kind="scheduler" if config.shards == 1 else f"scheduler of shard {place.shard}",
+            frontend=frontend_id(0) if is_together and number == 0 else "",
         )
         for number, place in enumerate(config.places.schedulers)
     ]

@@ -94,8 +94,6 @@ def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  
         reader.start()
     try:
         _print_lines(came, readers, is_followed=follow)
-    except KeyboardInterrupt:
-        failed.clear()
     finally:
         for connection in deployment.connections.values():
             connection.end()

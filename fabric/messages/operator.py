@@ -6,7 +6,7 @@ import msgspec
 
 from fabric.ids import Incarnation, ModelId, NodeId, SliceId
 from fabric.messages.base import Listed, Message, Value
-from fabric.messages.gpus import GpuReport
+from fabric.messages.gpus import GpuRef, GpuReport
 from fabric.messages.models import LeftOut, ModelInfo
 
 
@@ -51,7 +51,7 @@ class ModelAdvice(Value, frozen=True):
 class PlanReport(Value, frozen=True):
     """What the controller does: `state` steady | planning | moving, and why; `gpus_advised` of `gpus` in all.
 
-    `lately`: what it did last, oldest first.
+    `lately`: what it did last, oldest first. `drained`: GPUs that an operator took out of use.
     """
 
     state: str
@@ -63,6 +63,7 @@ class PlanReport(Value, frozen=True):
     moves_failed: int
     unplaced: Listed[UnplacedInfo] = ()
     lately: Listed[str] = ()
+    drained: Listed[GpuRef] = ()
 
 
 class StandbyReport(Value, frozen=True):
@@ -167,11 +168,15 @@ PlanRequest = PlanChange | SectionAsked
 
 
 class RoleDrain(Message, frozen=True, tag=67):
-    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again."""
+    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again.
+
+    `dry_run`: answered as if it were done, and not done.
+    """
 
     request_no: int
     role_id: str
     is_back: bool = False
+    dry_run: bool = False
 
 
 class RestartRoles(Message, frozen=True, tag=68):

@@ -17,6 +17,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 import zmq
 
 from fabric import frames
+from fabric.addresses import check_address
 from fabric.codec import Buffer
 from fabric.curve import LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
@@ -531,6 +532,7 @@ def connect_socket(
     not trusted.
     """
     key = ""
+    check_address(address)
     if guard is None:
         address = keyless(address)
     elif not address.startswith(IPC):

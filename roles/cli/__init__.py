@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from types import FrameType
 
 
 def main() -> None:
-    """Run the command line; see `roles/cli/group.py`. Ctrl-C during its imports ends it without a traceback."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_default:  # else it is ignored, or the program that calls this has a handler of its own
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from roles.cli.group import run  # noqa: PLC0415  a tenth of a second
+    """Run the command line; see `roles/cli/group.py`. Ctrl-C ends it with 130 and without a traceback, from here on.
 
-    if is_default:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    Where SIGINT is ignored, or the program that calls this has a handler of its own, that stands.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        from roles.cli.group import run  # noqa: PLC0415  a tenth of a second
+
+        run()
+        return
+    signal.signal(
+        signal.SIGINT, _end_at_once
+    )  # in an import nothing has begun that would have to be put in order
+    from roles.cli.group import run  # noqa: PLC0415  as above
+
+    try:
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            run()
+        finally:
+            signal.signal(signal.SIGINT, _end_at_once)  # the interpreter's own end takes a moment, too
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the handler's signature
+    os._exit(128 + number)

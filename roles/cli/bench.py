@@ -22,6 +22,7 @@ from roles.cli.infer import running_frontends
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
     PROCESSES_MAX,
+    ConnectAddress,
     IntRange,
     duration_option,
     file_argument,
@@ -47,6 +48,7 @@ from roles.workload.outcomes import Window
 @file_argument
 @click.option(
     "--target",
+    type=ConnectAddress(others=GATEWAY_SCHEMES),
     help="A frontend's tcp:// or ipc:// address, or a gateway's http://, https://, grpc:// or grpcs:// (default: the frontends of this host).",
 )
 @click.option(
@@ -93,10 +95,6 @@ def bench(
     Latency counts from the moment a request was meant to leave. Exit 4 when a model's bad rate is 1 % or more, or 1
     when it is, and the senders themselves were so late that it may be their doing.
     """
-    if target is not None and not target.startswith(("tcp://", "ipc://", *GATEWAY_SCHEMES)):
-        raise click.UsageError(
-            f"--target is {target!r}; it must begin with tcp://, ipc://, http://, https://, grpc:// or grpcs://"
-        )
     plots = None if plot_path is None else painters()
     config = load_config(file)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -40,6 +41,20 @@ def unplaced_line(one: UnplacedInfo) -> str:
     """What found no place, and why."""
     rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
     return f"unplaced: {one.model_id}{rate}: {one.reason}"
+
+
+def drained_line(listed: StatusListed) -> str:
+    """What `tenuto drain` took out of use: whole nodes by their names, else GPUs; empty where there is none."""
+    drained = () if listed.plan is None else listed.plan.drained
+    if not drained:
+        return ""
+    there = Counter(report.node_id for report in listed.gpus)
+    counts = Counter(ref.node_id for ref in drained)
+    names = [
+        ref.node_id if counts[ref.node_id] == there[ref.node_id] else f"{ref.node_id}/gpu{ref.gpu}"
+        for ref in drained
+    ]
+    return f"Drained: {', '.join(dict.fromkeys(names))} (tenuto drain --back uses it again)"
 
 
 def process_table(report: ClusterReport) -> Table:

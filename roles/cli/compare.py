@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from roles.config.read_config import load_config
 from roles.lab.compare import Compared
 from roles.lab.compare import compare as play_all
 from roles.lab.parallel import executor_of
+from roles.runtime.exit_codes import EXIT_CONFIG
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import Window
 
@@ -62,7 +64,10 @@ def compare(
     plot_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Play the workload of FILE with every placement under every batching; the same requests each time."""
+    """Play the workload of FILE with every placement under every batching; the same requests each time.
+
+    Exits 3 if no combination can be played.
+    """
     plots = None if plot_path is None else painters()
     config = load_config(file)
     placed = placement_choices(placements, config.placement, "--placements")
@@ -79,6 +84,8 @@ def compare(
         echo_json([row.as_json() for row in rows])
     else:
         _print_rows(rows)
+    if all(row.error is not None for row in rows):
+        sys.exit(EXIT_CONFIG)
 
 
 def _print_rows(rows: Sequence[Compared]) -> None:

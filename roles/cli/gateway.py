@@ -9,7 +9,7 @@ import click
 
 from fabric.errors import ConfigError
 from fabric.ids import gateway_id
-from roles.cli.options import IntRange, file_argument, key_option, run_dir_flag
+from roles.cli.options import ConnectAddress, IntRange, file_argument, key_option, run_dir_flag
 from roles.cli.role_commands import here_option, role_process
 from roles.cli.whereabouts import Whereabouts
 from roles.config.gateway import check_listener
@@ -38,6 +38,7 @@ GATEWAYS_MAX = 64
 @click.option(
     "--frontend",
     "frontends",
+    type=ConnectAddress(),
     multiple=True,
     help="A frontend's client address, once for each (default: all of FILE's; of this host, where others need a key).",
 )

@@ -7,11 +7,11 @@ the simulator, nor `tenuto status` for torch.
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -144,29 +144,65 @@ def run() -> None:
     """Run the command line; every error ends in one readable line on stderr and its exit code."""
     try:
         _run()
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        lost = _lost_outputs()
+        if not lost:
+            _tell_defect(error)
+        _silence(lost)
+        _end(f"tenuto: the output cannot be written: {error.strerror}", EXIT_FAILURE)
     except Exception as error:  # noqa: BLE001  top of the process: what nobody foresaw is written down
-        from roles.runtime.defects import DefectReport  # noqa: PLC0415  only here
+        _tell_defect(error)
 
-        command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "tenuto")
-        DefectReport(command, Path(tempfile.gettempdir())).tell(error)
-        sys.exit(EXIT_DEFECT)
-    finally:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # an impatient Ctrl-C is no traceback of the interpreter's end
+
+def _tell_defect(error: Exception) -> NoReturn:
+    from roles.runtime.defects import DefectReport  # noqa: PLC0415  only here
+
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "tenuto")
+    DefectReport(command, Path(tempfile.gettempdir())).tell(error)
+    sys.exit(EXIT_DEFECT)
+
+
+def _lost_outputs() -> list[int]:
+    """Which of stdout and stderr take no more: one that has just failed does so again."""
+    lost: list[int] = []
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if stream is not None and not stream.closed:  # None: it was closed from the beginning
+                if not lost:
+                    stream.write("\n")  # what could not be written may not have been kept
+                stream.flush()
+        except OSError:
+            lost.append(descriptor)
+    return lost
+
+
+def _end(tell: str | Callable[[], None], code: int) -> NoReturn:
+    try:
+        if isinstance(tell, str):
+            click.echo(tell, err=True)
+        else:
+            tell()
+    except OSError:  # the code tells it too
+        _silence([2])
+    sys.exit(code)
+
+
+def _silence(descriptors: Iterable[int]) -> None:
+    """What is still to be written there is not tried again at the interpreter's end, which would complain."""
+    from roles.runtime.process import speak_to_nobody  # noqa: PLC0415  slow to import, and seldom needed
+
+    for descriptor in descriptors:
+        speak_to_nobody(descriptor)
 
 
 def _run() -> None:
     foreign = foreign_fabric()
     if foreign is not None:
-        click.echo(
+        _end(
             f"tenuto: the package 'fabric' at {foreign} is another distribution's (the SSH library?); "
             "uninstall it from this environment, or give Tenuto one of its own",
-            err=True,
+            EXIT_FAILURE,
         )
-        sys.exit(EXIT_FAILURE)
     from fabric.errors import (  # noqa: PLC0415  checked above
         ConfigError,
         FabricError,
@@ -180,20 +216,15 @@ def _run() -> None:
     try:
         sys.exit(tenuto(standalone_mode=False) or 0)
     except click.ClickException as error:  # a usage error: exit code 2
-        error.show()
-        sys.exit(error.exit_code)
+        _end(error.show, error.exit_code)
     except (ConfigError, ProfileError) as error:
-        click.echo(f"tenuto: {error}", err=True)
-        sys.exit(EXIT_CONFIG)
+        _end(f"tenuto: {error}", EXIT_CONFIG)
     except PeerLost as error:
-        click.echo(f"tenuto: {error}", err=True)
-        sys.exit(EXIT_UNREACHABLE)
+        _end(f"tenuto: {error}", EXIT_UNREACHABLE)
     except RequestError as error:  # by the name that callers of the SDK catch
-        click.echo(f"tenuto: {error.code}: {error}", err=True)
-        sys.exit(EXIT_FAILURE)
+        _end(f"tenuto: {error.code}: {error}", EXIT_FAILURE)
     except FabricError as error:
-        click.echo(f"tenuto: {error}", err=True)
-        sys.exit(EXIT_FAILURE)
+        _end(f"tenuto: {error}", EXIT_FAILURE)
     except click.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:

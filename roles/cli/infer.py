@@ -21,7 +21,7 @@ from fabric.link import Tensor
 from roles.benchmark.targets import one_of_each
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
-from roles.cli.options import BUDGET_MS, key_option, via_host, via_option
+from roles.cli.options import BUDGET_MS, ConnectAddress, key_option, via_host, via_option
 from roles.runtime.environment import run_dir
 from roles.runtime.running_cluster import processes_in
 
@@ -34,7 +34,9 @@ ROWS_SHOWN = 8
 @click.command()
 @click.argument("model")
 @click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--target", help="A frontend's address (default: the cluster of this host).")
+@click.option(
+    "--target", type=ConnectAddress(), help="A frontend's address (default: the cluster of this host)."
+)
 @via_option
 @key_option
 @click.option("--budget-ms", type=BUDGET_MS, help="Instead of the model's SLO.")

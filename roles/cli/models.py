@@ -198,11 +198,7 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, is_dry: bool, as_json:
     A ROLE is named as in `tenuto status`, such as frontend-1 or node-local, and another one has to stand in for it.
     """
     if cluster.address is None and _is_role(where, cluster):
-        if is_dry:
-            verb = "start" if is_back else "drain and end"
-            click.echo(f"nothing was done; this would {verb} the role {where}", err=True)
-            return
-        _drain_role(where, cluster, is_back=is_back, as_json=as_json)
+        _drain_role(where, cluster, is_back=is_back, is_dry=is_dry, as_json=as_json)
         return
     node, slash, gpu = where.rpartition("/")
     if slash and not re.fullmatch(r"(gpu)?[0-9]{1,5}", gpu):
@@ -232,14 +228,17 @@ def _is_role(where: str, cluster: Cluster) -> bool:
     return not is_node and bool(re.fullmatch(r"(frontend|gateway|scheduler)-[0-9]+|node-.+", where))
 
 
-def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, as_json: bool) -> None:
+def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, as_json: bool) -> None:
     home = chosen_run_dir(cluster.run_dir)
     try:
-        answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back))
+        answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back, is_dry))
     finally:
         home.remove()
     if as_json:
-        echo_json(plain_answer(answer))
+        echo_json({**plain_answer(answer), **({"dry_run": True} if is_dry else {})})
+    elif answer.status != "refused" and is_dry:
+        verb = "start" if is_back else "drain and end"
+        click.echo(f"nothing was done; this would {verb} the role {role_id}", err=True)
     elif answer.status != "refused":
         click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
     raise_refusal(answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from fabric.errors import FabricError
+from fabric.addresses import check_address
+from fabric.errors import ConfigError, FabricError
 from fabric.keys import Keyring
 from fabric.policy_options import shown
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
@@ -56,6 +57,28 @@ class IntRange(click.IntRange):
         if number is None or not (self.min or 0) <= number <= (self.max or 0):
             self.fail(f"{shown(value)} is not a whole number from {self.min:,} to {self.max:,}", param, ctx)
         return number
+
+
+class ConnectAddress(click.ParamType[str]):
+    """Where somebody is reached: tcp://HOST:PORT or ipc:///PATH; `several` with commas between. `others`: schemes that are not ours to check."""
+
+    name = "address"
+
+    def __init__(self, *, several: bool = False, others: Sequence[str] = ()) -> None:
+        self._several = several
+        self._others = tuple(others)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The same, or a usage error that names the wrong one and says what it should look like."""
+        for one in str(value).split(",") if self._several else [str(value)]:
+            if self._others and one.startswith(self._others):
+                continue
+            try:
+                check_address(one)
+            except ConfigError as error:
+                others = f", or {', '.join(self._others)}" if self._others else ""
+                self.fail(f"{error}{others}", param, ctx)
+        return str(value)
 
 
 class OutputPath(click.Path):
@@ -160,6 +183,7 @@ key_option = click.option(
 scheduler_option = click.option(
     "--scheduler",
     "scheduler_address",
+    type=ConnectAddress(several=True),
     help="Its control address, with --key by TCP (default: the cluster of this host). Of several shards: ADDRESS,ADDRESS…",
 )
 

@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
-from roles.cli.options import IntRange, OutputPath, chosen_run_dir, file_argument, run_dir_flag
+from roles.cli.options import (
+    ConnectAddress,
+    IntRange,
+    OutputPath,
+    chosen_run_dir,
+    file_argument,
+    run_dir_flag,
+)
 from roles.cli.whereabouts import (
     Whereabouts,
     check_frontend_name,
@@ -21,6 +28,7 @@ from roles.cli.whereabouts import (
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, load_document
+from roles.runtime.environment import require_usable
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
@@ -116,6 +124,7 @@ def scheduler(
 @click.option(
     "--scheduler",
     "scheduler_given",
+    type=ConnectAddress(),
     multiple=True,
     help="The control address of a scheduler, once for each in their order (default: FILE's, or their run files').",
 )
@@ -172,7 +181,9 @@ def node_agent(
 
 
 @click.command()
-@click.option("--agent", required=True, help="The control address of this host's node agent.")
+@click.option(
+    "--agent", type=ConnectAddress(), required=True, help="The control address of this host's node agent."
+)
 @click.option("--worker-id", required=True, help="The name the agent knows this process by.")
 @run_dir_flag
 def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
@@ -180,6 +191,7 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
     from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  only this command needs it
 
     home = chosen_run_dir(run_dir_option)
+    require_usable(home.path)
     sys.exit(run_worker(agent, worker_id, home.path))
 
 
@@ -192,6 +204,7 @@ def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Pa
         set_up_logging(role_id)
         home = chosen_run_dir(run_dir_option)
         try:
+            require_usable(home.path)
             yield home.path, stop
         finally:
             home.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import FabricError, PeerLost
+from fabric.policy_options import shown
 from roles.cli.options import (
     FloatRange,
     chosen_run_dir,
@@ -48,6 +50,10 @@ def spans(
 
     It needs the extra 'otel'.
     """
+    if not re.match(r"https?://[^/]", endpoint):
+        raise click.UsageError(
+            f"--endpoint is {shown(endpoint)}; it must be like http://localhost:4318/v1/traces"
+        )
     try:
         from roles.observability.spans import Spans  # noqa: PLC0415  an extra
     except ImportError as error:

@@ -8,6 +8,7 @@ import click
 
 from fabric.messages import StatusListed
 from roles.cli.cluster_tables import (
+    drained_line,
     gpu_tables,
     loop_table,
     model_table,
@@ -90,6 +91,8 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
     print_models(report.scheduler, live)
     for table in ([loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
+    if drained := drained_line(report.scheduler):
+        console.print(drained)
     standing = report.scheduler.standing
     if len(report.shards) > 1:
         console.print(shard_table(report))

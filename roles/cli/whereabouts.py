@@ -53,7 +53,7 @@ class Whereabouts:
     def _metrics(self, role_id: str, given: str | None) -> str | None:
         """Where a role serves its page of metrics: as the command line says, else the file; None: nowhere."""
         if given is not None:
-            listen_config(ListenSection(metrics=given), has_keys=True)
+            listen_config(ListenSection(metrics=given), has_keys=True, prefix="--")
             return given
         for page in metrics_pages(self._config):
             if page.role_id == role_id:
@@ -109,7 +109,8 @@ class Whereabouts:
             applications=self._config.served_applications(),
         )
         if client is not None:
-            client = listen_config(ListenSection(client=client), has_keys=keys is not None).client
+            given_client = ListenSection(client=client)
+            client = listen_config(given_client, has_keys=keys is not None, prefix="--").client
         given = [(address,) for address in scheduler_given]
         if given and len(given) != len(shards) and self._config.shards > 1:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fabric.curve import is_wildcard
@@ -19,6 +20,7 @@ _WORDS = {
     "array": "a list",
     "null": "nothing",
 }
+_ENDPOINTS = {"tcp": "tcp://127.0.0.1:8000", "ipc": "ipc:///run/tenuto/clients"}
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -54,10 +56,13 @@ def whole(value: int, where: str, least: int, most: int) -> int:
     return value
 
 
-def one_of(value: str, known: Sequence[str], where: str) -> str:
-    """The word, or ConfigError with the closest known one."""
+def one_of(
+    value: str, known: Sequence[str], where: str, others: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The word, or ConfigError with the closest known one. `others`: words of others for known ones, which may look like a wrong one."""
     if value not in known:
-        raise ConfigError(f"{where}: there is no {shown(value)}{suggestion(value, known)}")
+        close = suggestion(others.get(value.lower(), value), known)
+        raise ConfigError(f"{where}: there is no {shown(value)}{close}")
     return value
 
 
@@ -74,7 +79,7 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
     Only loopback or a named interface: listening everywhere is refused (design section 9).
     """
     scheme, mark, rest = value.partition("://")
-    right = " or ".join(f'"{s}://…"' for s in schemes) or '"127.0.0.1:8000"'
+    right = " or ".join(_ENDPOINTS[one] for one in schemes) or "127.0.0.1:8000"
     if (scheme if mark else None) not in (schemes or (None,)):
         raise ConfigError(f"{where}: is {shown(value)}; it must be like {right}")
     if scheme == "ipc" and mark:

@@ -389,7 +389,7 @@ class ClusterConfig:
             interference = interference_named(name, profiles, gpu_type, options)
         except ProfileError as error:
             raise ConfigError(f"cluster.interference: {error}") from error
-        return DeviceModel(profiles, interference)
+        return DeviceModel(profiles, interference, gpu_type)
 
 
 def _joint(models: Sequence[ModelConfig]) -> list[Decision]:

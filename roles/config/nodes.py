@@ -13,6 +13,7 @@ from roles.config.sections import ClusterSection, NodeSection
 from roles.config.shard_assignment import deal
 
 DEVICES = ("emulated", "cpu", "cuda")
+DEVICES_ELSEWHERE = {"gpu": "cuda", "nvidia": "cuda", "simulated": "emulated"}
 GPUS_LIMIT = 65_536
 MEMORY_GB_MAX = 1e6
 PRICE_MAX = 1e9
@@ -34,7 +35,7 @@ def checked_nodes(section: ClusterSection) -> tuple[NodeConfig, ...]:
     for place, node in enumerate(written):
         where = "cluster" if section.nodes is None else f"cluster.nodes[{place}]"
         name_like(node.host, f"{where}.host")
-        one_of(node.device, DEVICES, f"{where}.device")
+        one_of(node.device, DEVICES, f"{where}.device", DEVICES_ELSEWHERE)
         whole(node.gpus, f"{where}.gpus", 0, GPUS_LIMIT)
         memory_bytes = gpu_profile(node.type).memory_bytes
         if node.memory_gb is not None:

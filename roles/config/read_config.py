@@ -231,18 +231,18 @@ def _heartbeats(section: HeartbeatSection) -> HeartbeatTiming:
     return HeartbeatTiming(interval_ms, patience_ms)
 
 
-def listen_config(section: ListenSection, *, has_keys: bool) -> ListenConfig:
-    """Where to listen, checked. Raises ConfigError."""
+def listen_config(section: ListenSection, *, has_keys: bool, prefix: str = "listen.") -> ListenConfig:
+    """Where to listen, checked. `prefix`: of the keys, as an error names them. Raises ConfigError."""
     for key, value in (("client", section.client), ("control", section.control or section.client)):
-        check_endpoint(value, f"listen.{key}", schemes=("tcp", "ipc"))
+        check_endpoint(value, f"{prefix}{key}", schemes=("tcp", "ipc"))
         if not has_keys and value.startswith("tcp://") and not is_loopback(host_of(value)):
             raise ConfigError(
-                f"listen.{key}: is {shown(value)}, which others can reach: that needs keys"
+                f"{prefix}{key}: is {shown(value)}, which others can reach: that needs keys"
                 " (tenuto keys create DIRECTORY, and security: {keys: DIRECTORY})"
             )
     for key, address in (("metrics", section.metrics), ("page", section.page)):
         if address is not None:
-            check_endpoint(address, f"listen.{key}", schemes=())
+            check_endpoint(address, f"{prefix}{key}", schemes=())
     return ListenConfig(section.client, section.control, section.metrics, section.page)
 
 

@@ -20,7 +20,7 @@ from policies.placement.common.base import largest_batch
 from policies.slo import BAD_RATE_ALLOWED
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.settings import SchedulerSettings, settings_from
-from roles.simulator.simulation import simulate
+from roles.simulator.simulation import require_run_times, simulate
 from roles.workload.arrivals import Workload, workload_of
 from roles.workload.outcomes import Window
 
@@ -145,6 +145,7 @@ def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -
     last_step_ms = max((source.steps[-1][0] for source in sources if source.steps), default=0.0)
     duration_s_min = max(duration_s_min, last_step_ms / 1000)
     window = Window(warmup_s * 1000, (warmup_s + duration_s_min) * 1000)
+    require_run_times(config, workload, settings, window.until_ms)
     unserved = tuple(_unserved_models(config, settings, workload, window))
     hopeless = {model_id for model_id, _ in unserved}
     expected = {source.model_id: source.expected(window.from_ms, window.until_ms) for source in sources}
@@ -264,11 +265,12 @@ def _unserved_models(
     found: list[tuple[ModelId, str]] = []
     asked_by_stages = {stage.model_id for one in config.applications for stage in one.plan.graph.stages}
     for model, source in zip(config.models, workload.sources, strict=True):
-        fastest_ms = min((one.exec_ms[0] for one in _hosted(settings, model.model_id)), default=math.inf)
         if source.expected(window.from_ms, window.until_ms) <= 0:
             if model.model_id not in asked_by_stages:
                 found.append((model.model_id, RATE_IS_0))
-        elif math.isinf(fastest_ms):
+            continue
+        fastest_ms = min((one.exec_ms[0] for one in _hosted(settings, model.model_id)), default=math.inf)
+        if math.isinf(fastest_ms):
             found.append((model.model_id, settings.unplaced.get(model.model_id, "no slice hosts it")))
         elif fastest_ms + overhead_ms > model.slo_ms:
             reason = f"its SLO of {model.slo_ms:g} ms is below the {fastest_ms:g} ms of a single request"

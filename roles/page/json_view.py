@@ -120,6 +120,8 @@ class Shown:
     def _gpus(self, look: Look, lately: Lately, slices: Sequence[SliceReport]) -> list[dict[str, Any]]:
         reports = {f"{one.node_id}/gpu{one.info.gpu}": one for one in look.report.scheduler.gpus}
         busy = lately.busy()
+        plan = look.report.scheduler.plan
+        drained = set() if plan is None else {f"{ref.node_id}/gpu{ref.gpu}" for ref in plan.drained}
         by_gpu: dict[str, list[SliceReport]] = {name: [] for name in reports}
         for one in slices:
             by_gpu.setdefault(gpu_of(one.slice_id), []).append(one)
@@ -127,6 +129,7 @@ class Shown:
             {
                 "id": name,
                 **_device(reports.get(name)),
+                "is_drained": name in drained,
                 "slices": [
                     {
                         "id": one.slice_id,

@@ -50,6 +50,21 @@ class RunDir:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
+def require_usable(path: Path) -> None:
+    """Raises ConfigError where no role can be run in this directory: it is missing, or nothing can be made in it.
+
+    It is not made: who starts a role by hand names the directory of a cluster, and a wrong name would be one of its own.
+    """
+    if not path.is_dir():
+        raise ConfigError(
+            f"the run directory {path} is not there: name that of the cluster with --run-dir, or make it first (mkdir -p -m 700 {path})"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"the run directory {path} is not writable for user {os.getuid()}: name another one with --run-dir"
+        )
+
+
 def run_dir(environment: Mapping[str, str] | None = None) -> RunDir:
     """Find the run directory, make it where it is missing, and check that it is ours; else ConfigError."""
     variables = os.environ if environment is None else environment

@@ -19,7 +19,7 @@ EXIT_HUNG: Final = 71
 EXIT_NOT_STARTED: Final = 127
 """Of a command that the system does not let us start, as a shell says it."""
 EXIT_INTERRUPTED: Final = 130
-"""Interrupted."""
+"""Interrupted by Ctrl-C (SIGINT). Roles, `up`, `gateway` and `page` end in order then, and `record` writes what it has: 0."""
 EXIT_UNKNOWN: Final = 256
 """No process can end with that code: of one that was adopted nobody is told."""
 EXIT_GUARD_REFUSED: Final = EXIT_CONFIG

@@ -230,10 +230,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def speak_to_nobody() -> None:
-    """From now on what this process prints goes nowhere: whoever read it is gone, and its end need not complain."""
+def speak_to_nobody(descriptor: int = 1) -> None:
+    """From now on what this process prints there goes nowhere: whoever read it is gone, and its end need not complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 

@@ -73,7 +73,9 @@ def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = _lock(run_dir)
     except OSError as error:
-        raise FabricError(f"the run directory {run_dir} cannot be used: {error}") from error
+        raise FabricError(
+            f"the run directory {run_dir} cannot be made or written to: {error.strerror}"
+        ) from error
     if descriptor is None:
         raise runs_already(run_dir)
     try:

@@ -113,4 +113,5 @@ def _plan(plans: Sequence[PlanReport]) -> PlanReport | None:
         sum(plan.moves_failed for plan in plans),
         tuple(one for plan in plans for one in plan.unplaced),
         tuple(line for plan in plans for line in plan.lately)[-_LATELY_MAX:],
+        tuple(ref for plan in plans for ref in plan.drained),
     )

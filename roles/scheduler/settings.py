@@ -12,7 +12,7 @@ from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, Sli
 from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from policies.placement.common.request_checks import require_pipelines
-from profiles.device_model import DeviceModel
+from profiles.device_model import DeviceModel, without_profile
 from roles.config.cluster import ClusterConfig, ModelConfig
 from roles.runtime.core import SCHEDULER_ID
 
@@ -164,9 +164,7 @@ def _model_spec(
     """The model as one GPU hosts it, or so many; `gpu` None: as the scheduler knows it before anything hosts it."""
     profile = None if gpu is None else model.find_profile(gpu.gpu_type)
     if gpu is not None and gpu.is_emulated and profile is None:
-        raise ConfigError(
-            f"model {model.name} has no profile for GPU type {gpu.gpu_type}: it cannot be emulated"
-        )
+        raise ConfigError(without_profile(model.model_id, gpu.gpu_type))
     if gpu is not None and not gpu.is_emulated and not model.has_loader:
         raise ConfigError(f"model {model.name} has no loader: a {gpu.device} device cannot load it")
     if gpu is not None and model.loader is not None and model.loader.stages not in (0, stages):

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fabric.errors import ConfigError, Overloaded
+from fabric.errors import Overloaded, ProfileError
 from fabric.ids import ModelId
 from fabric.messages import Arrivals, SeqRun, Withdraw
+from profiles.device_model import without_profile
 from roles.applications.core import ApplicationCore
 from roles.applications.events import (
     ApplicationEvent,
@@ -284,9 +285,13 @@ def played_applications(
     played = []
     for one, source in zip(config.applications, workload.applications, strict=True):
         if not one.plan.is_known:
-            raise ConfigError(
-                f"application {one.name}: a model of its stages has no profile for the GPUs there are: it cannot be played"
+            unknown = next(
+                stage.model_id
+                for stage in one.plan.graph.stages
+                if not any(map(config.model(stage.model_id).find_profile, config.gpu_types))
             )
+            what = without_profile(unknown, " or ".join(config.gpu_types))
+            raise ProfileError(f"application {one.name} cannot be played: {what}")
         traffic = ModelTraffic(ModelId(one.name), one.slo_ms, source.arrivals(workload.seed, until_ms))
         played.append(PlayedApplication(one.served(config.graph_deadlines, workload.seed), traffic))
     return played

@@ -7,9 +7,10 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, ProfileError
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import GpuInfo
+from profiles.device_model import without_profile
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
@@ -89,6 +90,7 @@ def simulate(
         assert replanning is None, "each shard has a controller of its own"
         return _each_shard(config, workload, window, settings)
     settings = settings or settings_from(config)
+    require_run_times(config, workload, settings, until_ms)
     traffic = [
         ModelTraffic(model.model_id, model.slo_ms, arrived_at_ms, priorities, model.head_names)
         for model, arrived_at_ms, priorities in zip(
@@ -134,6 +136,30 @@ def simulate(
         log,
         world.late_preemptions if isinstance(world, FastWorld) else 0,
     )
+
+
+def require_run_times(
+    config: ClusterConfig, workload: Workload, settings: SchedulerSettings, until_ms: float
+) -> None:
+    """Raise ProfileError where requests come for a model on a slice, and nothing says how long they take there.
+
+    A living cluster has no need of that: there a real device measures for itself.
+    """
+    asked = {source.model_id for source in workload.sources if source.expected(0.0, until_ms) > 0}
+    asked.update(stage.model_id for one in config.applications for stage in one.plan.graph.stages)
+    types = {node.node_id: node.gpu_type for node in config.nodes}
+    for node_id, spec in settings.slices:
+        for model in spec.models:
+            if model.exec_ms or model.model_id not in asked:
+                continue
+            gpu_type = types[node_id]
+            if config.model(model.model_id).find_profile(gpu_type) is None:
+                raise ProfileError(without_profile(model.model_id, gpu_type))
+            stages = 1 + len(spec.following)
+            raise ProfileError(
+                f"model {model.model_id} is cut into {stages} stages, and its profile for GPU type {gpu_type} has no times of them: "
+                f"measure them with `tenuto profile {model.model_id} --file FILE --stages {stages}`, or write profile.stages"
+            )
 
 
 def _each_shard(

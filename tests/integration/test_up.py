@@ -382,6 +382,7 @@ def test_what_finds_no_place_is_said_with_the_reason_by_up_status_and_why(home: 
     assert process.returncode == 0, err
     words = "its SLO of 10 ms is below the 51 ms of a single request"
     assert f"tenuto: unplaced: tight (1.00 r/s): {words}" in err
+    assert "tenuto: no model is served: none found a place" in err
     for command in (("status",), ("models", "list")):
         assert f"unplaced: tight (1.00 r/s): {words}" in " ".join(home.run(*command)[1].split())
     code, out, err = home.run("why", "tight")

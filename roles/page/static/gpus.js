@@ -26,7 +26,7 @@ function fill(child, gpu, numbers) {
   const total = Math.max(100, shares.reduce((sum, share) => sum + share, 0));
   const busy = gpu.slices.reduce((sum, slice, at) => sum + Math.min(1, busyOf(slice)) * shares[at] / total, 0);
   const kind = [gpu.type, gpu.device === "cuda" ? gpu.sharing : gpu.device].filter(Boolean).join(", ");
-  setText(child.busy, `${kind ? `${kind}: ` : ""}${gpu.slices.length ? `${percent(busy)} busy` : "unused"}`);
+  setText(child.busy, `${kind ? `${kind}: ` : ""}${gpu.slices.length ? `${percent(busy)} busy` : gpu.is_drained ? "drained" : "unused"}`);
   const slices = gpu.slices.map((slice, at) => ({ ...slice, share: shares[at], total }));
   keep(child.bar, slices, (slice) => slice.id, () => ({ nodes: [make("div", { class: "slice" })] }), ({ nodes: [node] }, slice) => {
     node.style.setProperty("flex", `0 1 ${(100 * slice.share / slice.total).toFixed(2)}%`);

@@ -228,6 +228,7 @@ class Controller:
             self._moves_failed,
             self._made.unplaced,
             tuple(self._lately),
+            tuple(sorted(self._desired.drained, key=lambda ref: (ref.node_id, ref.gpu))),
         )
 
     @property

@@ -28,6 +28,7 @@ def role_ids(frontends: int, *, is_together: bool) -> list[str]:
     plans = role_plans(config(frontends), HERE / "c.yaml", HERE / "run", is_together=is_together)
     scheduler = next(plan for plan in plans if plan.role_id == "scheduler-0")
     assert ("--with-frontend" in scheduler.command) == is_together
+    assert scheduler.frontend == ("frontend-0" if is_together else "")
     return [plan.role_id for plan in plans]
 
 

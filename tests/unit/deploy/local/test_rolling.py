@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from deploy.local.core import SupervisorCore
@@ -35,12 +38,12 @@ ORDER = ["node-a", "frontend-0", "frontend-1", "scheduler-0"]
 class Up:
     """A supervisor whose roles all serve."""
 
-    def __init__(self) -> None:
-        self.core = SupervisorCore(PLANS)
+    def __init__(self, plans: Sequence[RolePlan] = PLANS) -> None:
+        self.core = SupervisorCore(plans)
         self.now_ms = 1_000.0
         self.done: list[SupervisorAction] = []
         self.feed(Tick())
-        for plan in PLANS:
+        for plan in plans:
             self.feed(RoleServes(plan.role_id))
         self.done.clear()
 
@@ -150,6 +153,33 @@ def test_what_cannot_be_is_refused(change: RoleDrain, code: str) -> None:
     (answer,) = up.answers
     assert (answer.status, answer.code) == ("refused", code)
     assert not any(isinstance(action, TerminateRole) for action in up.done)
+
+
+TOGETHER = (replace(PLANS[0], frontend="frontend-0"), PLANS[1], PLANS[3])
+
+
+def test_a_frontend_in_the_schedulers_process_says_so_and_how_it_could_be_drained() -> None:
+    up = Up(TOGETHER)
+    for dry_run in (True, False):
+        up.ask(RoleDrain(1, "frontend-0", dry_run=dry_run))
+        answer = up.answers[-1]
+        assert (answer.status, answer.code) == ("refused", "InvalidConfig")
+        assert "frontend-0 runs in the process of scheduler-0" in answer.reason
+        assert "tenuto up --apart" in answer.reason
+
+
+def test_a_frontend_in_the_schedulers_process_stands_in_for_another_one() -> None:
+    assert TerminateRole("frontend-1") in Up(TOGETHER).ask(RoleDrain(1, "frontend-1"))
+
+
+def test_what_is_only_said_is_refused_as_it_would_be_and_else_answered_as_if_it_were_done() -> None:
+    up = Up()
+    up.ask(RoleDrain(1, "frontend-1", dry_run=True))
+    up.ask(RoleDrain(2, "frontend-7", dry_run=True))
+    assert up.answers[0] == Changed(1, "ok", ended=1)
+    assert (up.answers[1].status, up.answers[1].code) == ("refused", "UnknownRole")
+    assert not any(isinstance(action, TerminateRole) for action in up.done)
+    assert TerminateRole("frontend-1") in up.ask(RoleDrain(3, "frontend-1")), "nothing is under way"
 
 
 def test_one_change_at_a_time() -> None:

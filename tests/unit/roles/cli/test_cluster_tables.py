@@ -10,9 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import GpuInfo, GpuReport, GpuSample, GpuSharing, ModelInfo, SliceReport, StatusListed
+from fabric.messages import (
+    GpuInfo,
+    GpuRef,
+    GpuReport,
+    GpuSample,
+    GpuSharing,
+    ModelInfo,
+    PlanReport,
+    SliceReport,
+    StatusListed,
+)
 from roles.cli.cluster_tables import (
     LOOP_COLUMNS,
+    drained_line,
     gpu_tables,
     loop_table,
     model_table,
@@ -63,6 +74,23 @@ TABLES: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
     "loops": (lambda: loop_table(REPORT), ("12345.678",)),
     "GPUs": (lambda: gpu_tables([GPU])[0], ("100 %", "80/80", "700", "1980", "89")),
 }  # fmt: skip
+
+
+def test_what_is_drained_is_named_by_node_or_by_gpu_and_said_to_be_taken_back() -> None:
+    def drained(*where: tuple[str, int]) -> str:
+        refs = tuple(GpuRef(NodeId(node), gpu) for node, gpu in where)
+        plan = PlanReport("steady", "", 4, 4, (), 0, 0, drained=refs)
+        gpus = tuple(
+            GpuReport(NodeId(node), GpuInfo(gpu, "v100", "emulated")) for node in "ab" for gpu in (0, 1)
+        )
+        return drained_line(StatusListed("scheduler-0", 1, (), (), {}, gpus, plan))
+
+    back = " (tenuto drain --back uses it again)"
+    assert drained() == ""
+    assert drained_line(LISTED) == ""
+    assert drained(("a", 1)) == f"Drained: a/gpu1{back}"
+    assert drained(("a", 0), ("a", 1), ("b", 0)) == f"Drained: a, b/gpu0{back}"
+    assert drained(("gone", 0)) == f"Drained: gone/gpu0{back}", "its node does not answer"
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -390,7 +390,10 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(batching=3), "batching: is 3; it must be text or a mapping"),
         (document(placement="symfony"), "did you mean symphony?"),
         (document(placement={"given": {}}), "placement.given.slices must list the slices"),
-        (document(listen={"client": "127.0.0.1:1"}), 'it must be like "tcp://…" or "ipc://…"'),
+        (
+            document(listen={"client": "127.0.0.1:1"}),
+            "it must be like tcp://127.0.0.1:8000 or ipc:///run/tenuto/clients",
+        ),
         (document(listen={"client": "tcp://127.0.0.1"}), "it must end in :PORT"),
         (document(listen={"client": "tcp://0.0.0.0:1"}), "name the interface's own address"),
         (

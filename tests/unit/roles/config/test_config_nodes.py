@@ -31,6 +31,12 @@ def test_a_node_is_served_as_before_unless_it_says_otherwise() -> None:
         ({"pin_cores": 0}, r"cluster.nodes\[0\].pin_cores: is 0; it must be from 1 to"),
         ({"pin_cores": True}, r"cluster.nodes\[0\].pin_cores: is True; it must be a whole number"),
         ({"mps": "auto"}, r"cluster.nodes\[0\].mps: is 'auto'; it must be true or false"),
+        ({"device": "gpu"}, r"cluster.nodes\[0\].device: there is no 'gpu'; did you mean cuda\?"),
+        ({"device": "GPU"}, r"there is no 'GPU'; did you mean cuda\?"),
+        ({"device": "CUDA"}, r"there is no 'CUDA'; did you mean cuda\?"),
+        ({"device": "cuda:0"}, r"there is no 'cuda:0'; did you mean cuda\?"),
+        ({"device": "CPU"}, r"there is no 'CPU'; did you mean cpu\?"),
+        ({"device": "tpu9"}, "there is no 'tpu9'; there is emulated, cpu, cuda"),
         ({"workers_outlive_agents": True}, "unknown key; did you mean workers_outlive_agent"),
     ],
 )

@@ -8,10 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fabric.ids import NodeId
+from fabric.messages import GpuRef, PlanReport
 from roles.page.feed import ANSWER_BYTES_MAX, EXPLAINED_MAX, FRAME_BATCHES_MAX, FRAMES_MAX, Feed
 from roles.page.json_view import MODELS_MAX, SLICES_MAX
 from roles.page.palette import Numbers
-from tests.page_stage import Stage, batch, live, request, slice_of
+from tests.page_stage import Stage, batch, gpu, live, request, slice_of
 
 SLICE = "here/gpu0/0"
 
@@ -115,6 +117,13 @@ def test_gpus_are_in_the_order_of_their_numbers() -> None:
     assert [gpu["id"] for gpu in told(feed)["state"]["gpus"]] == [
         f"{host}/gpu{number}" for host in ("a", "b") for number in (0, 9, 10)
     ]
+
+
+def test_a_gpu_that_is_drained_says_so() -> None:
+    feed = Feed()
+    plan = PlanReport("steady", "", 1, 1, (), 0, 0, drained=(GpuRef(NodeId("here"), 1),))
+    feed.look(Stage(gpus=[gpu(0), gpu(1)], plan=plan).look(1_000.0))
+    assert [one["is_drained"] for one in told(feed)["state"]["gpus"]] == [False, True]
 
 
 def test_what_is_no_number_is_null_for_json_has_no_word_for_it() -> None:

@@ -4,11 +4,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from fabric.errors import ConfigError
-from roles.runtime.environment import run_dir
+from roles.runtime.environment import require_usable, run_dir
 
 
 @pytest.fixture
@@ -95,3 +96,14 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     assert found.ipc_address("x" * room) == f"ipc://{found.path}/{'x' * room}"
     with pytest.raises(ConfigError, match="at most 107 bytes, this one 108"):
         found.ipc_address("x" * (room + 1))
+
+
+def test_a_directory_for_a_role_is_there_and_writable_or_named_with_what_to_do(tmp_path: Path) -> None:
+    require_usable(tmp_path)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/missing is not there: .*mkdir -p -m 700"):
+        require_usable(tmp_path / "missing")
+    with (
+        mock.patch("os.access", return_value=False),
+        pytest.raises(ConfigError, match="not writable for user"),
+    ):
+        require_usable(tmp_path)  # whoever runs the tests may be root, to whom everything is

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 
-from fabric.ids import ModelId
+from fabric.ids import ModelId, NodeId
 from fabric.messages import (
     Changed,
+    GpuRef,
     ModelInfo,
     ModelsAdd,
     ModelSet,
     ModelsRemove,
+    PlanReport,
     SchedulerStanding,
     SectionAsked,
     StatusListed,
+    replaced,
 )
 from roles.runtime.model_move import Ask, Refuse, next_step
 from roles.runtime.shard_reports import combined, merged, shard_of
@@ -79,6 +82,12 @@ def test_all_shards_are_shown_as_one() -> None:
     assert [(one.model_id, one.replicas, one.term) for one in whole.models] == [("a", 1, 1), ("b", 1, 0)]
     assert whole.counters == {"frontends": 6.0, "guard_ms": 2.0}
     assert shard_of(says(shard=1)) == 1
+    plans = [
+        PlanReport("steady", "", 1, 1, (), 0, 0, drained=(GpuRef(NodeId(name), 0),)) for name in ("x", "y")
+    ]
+    whole = merged([replaced(says(shard=shard), plan=plan) for shard, plan in enumerate(plans)])
+    assert whole.plan is not None
+    assert [ref.node_id for ref in whole.plan.drained] == ["x", "y"]
 
 
 def test_one_change_of_several_shards_is_as_good_as_its_worst_part() -> None:

@@ -96,5 +96,5 @@ def test_a_stale_lock_file_is_not_a_claim(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FabricError, match="cannot be used"), claim(tmp_path / "file" / "run"):
+    with pytest.raises(FabricError, match="cannot be made or written to"), claim(tmp_path / "file" / "run"):
         pytest.fail("claimed")

@@ -23,6 +23,7 @@ from fabric.messages import (
     DrainAsked,
     Dropped,
     FrontendHello,
+    GpuRef,
     Left,
     LeftOut,
     ModelsAdd,
@@ -319,10 +320,16 @@ def test_a_drained_gpu_stays_empty_until_it_is_taken_back() -> None:
     stage.hear(OPERATOR, DrainAsked(1, NodeId("left")))
     stage.run(1_000)
     assert stage.hosted() == {"right/gpu0/0": ["a"]}
+    plan = stage.status().plan
+    assert plan is not None
+    assert plan.drained == (GpuRef(NodeId("left"), 0),)
     stage.sent.clear()
     stage.hear(OPERATOR, DrainAsked(2, NodeId("left"), is_back=True))
     stage.run(1_000)
     assert stage.answer().status == "ok"
+    plan = stage.status().plan
+    assert plan is not None
+    assert plan.drained == ()
     assert stage.hosted().keys() == {"right/gpu0/0", "left/gpu0/1"}
 
 
