@@ -319,6 +319,14 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(model(profile={"ref": "absent.json"})), "absent.json cannot be read"),
         (document(model(profile={"by_type": {}})), "by_type: is empty"),
         (
+            document(model(profile={"by_type": {"v100": LINE, "t4": {"tabel": {}}}})),
+            "models[0].profile.by_type.t4.tabel: unknown key; did you mean table?",
+        ),
+        (
+            document(model(profile={"table": {1: 2.0, 2: "x", 4: "y"}})),
+            "models[0].profile.table[2]: is 'x'; it must be a number",
+        ),
+        (
             document(model(profile={"by_type": {"v100": {"by_type": {"t4": LINE}}}})),
             "models[0].profile.by_type.v100: by_type cannot be inside by_type",
         ),
