@@ -56,8 +56,8 @@ def admit(
     if pending.numbered(asked.peer, message.request_no) is not None:
         return NotAdmitted(InvalidInput, f"request_no {message.request_no} of this client is still pending")
     if asked.size_bytes > settings.request_bytes_max:
-        limit_bytes = settings.request_bytes_max
-        return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
+        takes = f"this frontend takes at most {settings.request_bytes_max:,} a request"
+        return NotAdmitted(TooLarge, f"{asked.size_bytes:,} bytes of inputs; {takes}")
     if shards.is_empty:
         return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
     if isinstance(application, NotAdmitted):

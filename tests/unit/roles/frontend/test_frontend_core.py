@@ -258,7 +258,7 @@ def test_runs_are_cut_by_when_requests_are_due_not_by_when_their_budgets_end() -
         (asked(specs=(TensorSpec("image", "float32", (8, 8)),)), "InvalidInput", "[8, 8]"),
         (asked(specs=(TensorSpec("image", "uint8", (99,)),)), "InvalidInput", "float32"),
         (asked(specs=(TensorSpec("image", "float32", (1, 8, 8)),) * 2), "InvalidInput", "twice"),
-        (asked(size_bytes=1 + (64 << 20)), "TooLarge", "67108864"),
+        (asked(size_bytes=1 + (64 << 20)), "TooLarge", "67,108,864"),
         (asked(budget_ms=5.0, late_ms=5.0), "DeadlineExceeded", "5.0 ms"),
     ],
 )
