@@ -288,7 +288,10 @@ A_NODE = {"host": "a", "gpus": 1}
             document(model(rate_rps=5), rate_rps=9, popularity={"zipf": 1}),
             "models[0].rate_rps: the file has a",
         ),
-        (document(without(model(), "rate_rps"), rate_rps=9), "rate_rps: a total must be shared out"),
+        (
+            document(without(model(), "rate_rps"), rate_rps=9),
+            "rate_rps: a total must be shared out: of one model",
+        ),
         (document(model(weight=1)), "models[0].weight: this model has its own rate_rps"),
         (
             document(model(weight=1), popularity={"zipf": 1}),
