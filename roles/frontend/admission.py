@@ -192,12 +192,13 @@ def _wrong_budget(budget_ms: float | None) -> str | None:
 
 
 def _wrong_tensor(wanted: TensorInfo, spec: TensorSpec) -> str | None:
-    if spec.dtype != wanted.dtype:
-        return f"must be {wanted.dtype}, got {spec.dtype}"
     fits = len(spec.shape) == len(wanted.shape) and all(
         want in (-1, have) for want, have in zip(wanted.shape, spec.shape, strict=True)
     )
-    return None if fits else f"must have shape {list(wanted.shape)} (-1: any), got {list(spec.shape)}"
+    if fits and spec.dtype == wanted.dtype:
+        return None
+    lengths = ", ".join("any" if length == -1 else str(length) for length in wanted.shape)
+    return f"must be {wanted.dtype} of shape [{lengths}], got {spec.dtype} of shape {list(spec.shape)}"
 
 
 def _listed(names: Sequence[str]) -> str:
