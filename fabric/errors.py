@@ -77,7 +77,7 @@ class InvalidInput(RequestError):
 
 
 class TooLarge(RequestError):
-    """The payload is over the frontend's limit."""
+    """Inputs have more bytes than a frontend takes of a request (64 MiB), or outputs more than may be sent (256 MiB)."""
 
     code = "TooLarge"
 

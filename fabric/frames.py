@@ -24,7 +24,9 @@ SMALL_BELOW_BYTES: Final = 65_536
 ALIGNMENT: Final = 8  # numpy reads unaligned arrays, but slowly
 PAYLOAD_BYTES_MAX: Final = 1 << 30  # a batch of 512 images of 0.6 MB is 0.3 GB
 ANSWER_BYTES_MAX: Final = 256 << 20
-"""Of one request's inputs, and of its outputs: what passes between a client and a frontend."""
+"""What passes between a client and a frontend: of one request's outputs, and of inputs before the frontend's own limit."""
+REQUEST_BYTES_MAX: Final = 64 << 20
+"""What a frontend takes of one request's inputs."""
 NAME_CHARS_MAX: Final = 200  # a ZeroMQ identity holds 255, of which a connection's mark takes some
 _MARK: Final = "#"
 

@@ -114,10 +114,12 @@ def from_frame(spec: TensorSpec, frame: Buffer) -> Tensor:
 
 def _described(name: str, array: Tensor, at: SharedAt | None = None) -> TensorSpec:
     name_of_dtype = dtype_name(array.dtype)
-    if name_of_dtype not in DTYPES or array.ndim > RANK_MAX:
+    if name_of_dtype not in DTYPES:
         raise LocalProtocolError(
-            f"tensor {name!r} of dtype {array.dtype} and rank {array.ndim} cannot be sent"
+            f"tensor {name!r:.80} is of dtype {array.dtype}; what can be sent is {', '.join(DTYPES)}"
         )
+    if array.ndim > RANK_MAX:
+        raise LocalProtocolError(f"tensor {name!r:.80} has {array.ndim} dimensions; it may have {RANK_MAX}")
     return TensorSpec(name, name_of_dtype, array.shape, at)
 
 

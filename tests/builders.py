@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from fabric.frames import REQUEST_BYTES_MAX
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     Directory,
@@ -47,7 +48,7 @@ _handles = itertools.count(1_000_000)
 
 
 def frontend_settings(
-    request_bytes_max: int = 64 << 20,
+    request_bytes_max: int = REQUEST_BYTES_MAX,
     pending_max: int = 65_536,
     pending_bytes_max: int = 1 << 30,
     shards: int = 1,

@@ -14,16 +14,21 @@ from deploy.moments import Ago, shown_moment
 from deploy.ssh.on_host.logs import LogReader
 from fabric.clock import WallClock
 from fabric.errors import FabricError, PeerLost
+from fabric.policy_options import suggestion
 from roles.cli.options import chosen_run_dir, run_dir_flag
 from roles.runtime.run_directory import LOG_FILE, is_claimed
+from roles.runtime.running_cluster import processes_in
 
 FOLLOW_EVERY_S: Final = 0.2
 _WHO: Final = re.compile(r"level=\w+ role=(\S+) ")
+_SUPERVISOR: Final = "up"
 
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C, or the cluster's end.")
-@click.option("--role", default="", help="Of this role only, such as frontend-0.")
+@click.option(
+    "--role", default="", help="Of this role only, such as frontend-0; up: the process that started them."
+)
 @click.option("--since", "since_ms", type=Ago(), help="No older lines: 90s, 10m, 2h, 1d.")
 @run_dir_flag
 def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Path | None) -> None:
@@ -37,25 +42,37 @@ def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Pat
             raise PeerLost(f"no cluster runs in {home.path}")
         if not (home.path / LOG_FILE).exists():
             raise FabricError("this cluster was started without --detach: its roles speak in that terminal")
+        if role:
+            _require_role(role, home.path)
         since = 0.0 if since_ms is None else WallClock().now_ms() - since_ms
-        who = "up"
-        for at_ms, line in _lines(home.path, is_followed=follow):
-            found = _WHO.match(line)
-            if found is not None:
-                who = found[1]  # what follows without a name, a traceback, is its too
-            elif line.startswith("tenuto"):
-                who = "up"
+        for at_ms, who, line in _lines(home.path, is_followed=follow):
             if at_ms >= since and role in ("", who):
                 click.echo(f"{shown_moment(at_ms)} {line}")
     finally:
         home.remove()
 
 
-def _lines(run_dir: Path, *, is_followed: bool) -> Iterator[tuple[float, str]]:
+def _require_role(role: str, run_dir: Path) -> None:
+    """Raises UsageError for one that neither runs nor has said anything."""
+    running = {process.role_id for process in processes_in(run_dir)}
+    known = sorted(running | {who for _, who, _ in _lines(run_dir, is_followed=False)} | {_SUPERVISOR})
+    if role not in known:
+        raise click.UsageError(f"there is no role {role!r}{suggestion(role, known)}")
+
+
+def _lines(run_dir: Path, *, is_followed: bool) -> Iterator[tuple[float, str, str]]:
+    """When, who and what. A line without a name, as of a traceback, is of who spoke before."""
     reader = LogReader(run_dir / LOG_FILE)
+    who = _SUPERVISOR
     while True:
         is_over = not is_followed or not is_claimed(run_dir)
-        yield from reader.read()
+        for at_ms, line in reader.read():
+            found = _WHO.match(line)
+            if found is not None:
+                who = found[1]
+            elif line.startswith("tenuto"):
+                who = _SUPERVISOR
+            yield at_ms, who, line
         if is_over:
             return
         select.select([], [], [], FOLLOW_EVERY_S)

@@ -66,7 +66,7 @@ def _all_sections() -> Iterator[tuple[str, type[Section]]]:
         yield path, section
         for field in msgspec.structs.fields(section):
             for ending, inner in _inner(kinds.type_info(field.type)):
-                yield from walk(f"{path}.{field.name}{ending}".lstrip("."), inner)
+                yield from walk(f"{path}.{field.encode_name}{ending}".lstrip("."), inner)
 
     yield from walk("", Document)
 
@@ -101,7 +101,7 @@ def _rows(section: type[Section]) -> str:
         ("key", "kind", "default", "meaning"),
         (
             (
-                f"`{field.name}`",
+                f"`{field.encode_name}`",
                 in_words(kinds.type_info(field.type), lambda found: _link(names[found])),
                 _default(field),
                 told[field.name],

@@ -10,8 +10,9 @@ answers, if the client was given several; else `PeerLost` says so.
 """
 
 from fabric.client.blocking import BlockingClient
-from fabric.client.client import Client, InferResult, Inputs, RunResult
+from fabric.client.client import Client, InferResult, RunResult
 from fabric.client.client_options import ClientOptions
+from fabric.client.request_checks import Inputs
 from fabric.client.status import ask_status
 
 __all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "RunResult", "ask_status"]

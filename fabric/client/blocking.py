@@ -9,8 +9,9 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from fabric.client.client import Client, InferResult, Inputs, RunResult, limit_ms_of
+from fabric.client.client import Client, InferResult, RunResult
 from fabric.client.client_options import ClientOptions
+from fabric.client.request_checks import Inputs, limit_ms_of
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo
 

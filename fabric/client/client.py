@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
+from fabric.client.request_checks import (
+    Inputs,
+    checked_inputs,
+    checked_model,
+    checked_priority,
+    limit_ms_of,
+    plain_budget,
+)
 from fabric.client.retries import RetryBudget
 from fabric.errors import (
     ConfigError,
@@ -25,17 +29,14 @@ from fabric.errors import (
     LocalProtocolError,
     Overloaded,
     PeerLost,
-    TooLarge,
     Unauthorised,
     request_error,
 )
 from fabric.frames import SMALL_BELOW_BYTES
 from fabric.ids import ModelId
 from fabric.ipc import IPC
-from fabric.limits import DURATION_MAX_MS
 from fabric.link import NamedTensor, Received, Tensor
 from fabric.messages import (
-    PRIORITY_MAX,
     Answer,
     CancelRequest,
     Infer,
@@ -52,9 +53,6 @@ from fabric.tensors import ArenaSharing
 
 _OTHERS_WAIT_S: Final = 0.1  # for the greetings of the other frontends, once one has answered
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
-
-Inputs = Mapping[str, ArrayLike | bytes]
-"""By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -245,23 +243,16 @@ class Client:
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)
-        priority = _priority(priority)
-        if not isinstance(model, str):
-            raise InvalidInput(f"the model is {type(model).__name__}; it must be a name")
-        if not isinstance(inputs, Mapping):
-            raise InvalidInput(
-                f"the inputs are {type(inputs).__name__}; they must be a mapping: {{name: array}}"
-            )
-        tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
-        if sum(tensor.array.nbytes for tensor in tensors) > self._options.payload_bytes_max:
-            raise TooLarge(f"over {self._options.payload_bytes_max} bytes of inputs")
+        priority = checked_priority(priority)
+        model_id = ModelId(checked_model(model))
+        tensors = checked_inputs(inputs, self._options)
         now_ms = self._clock.now_ms()
         connection = self._choose(now_ms)
         if connection is None:
             raise self._disconnected()
         self._requests += 1
         number = self._requests
-        message = Infer(number, ModelId(model), _plain(budget_ms), connection.way.planned_ms, priority)
+        message = Infer(number, model_id, plain_budget(budget_ms), connection.way.planned_ms, priority)
         future = self._pending[number] = _Awaited(self, message, tensors, now_ms, connection, self._loop)
         connection.awaited.add(number)
         self._retries.note_request()
@@ -484,45 +475,3 @@ def _fail_listings(connection: Connection, reason: str) -> None:
     for future in connection.listings:
         if not future.done():
             future.set_exception(PeerLost(reason))
-
-
-def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:
-    if not isinstance(name, str):
-        raise InvalidInput(f"an input is named {name!r:.60}; names are texts")
-    if isinstance(value, bytes | bytearray | memoryview):
-        return np.frombuffer(value, np.uint8)
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(f"input {name!r} is not an array: {error}") from error
-    return array  # whether it can be sent is said when it is packed
-
-
-def limit_ms_of(budget_ms: float | None, options: ClientOptions) -> float:
-    """How long to wait at most. Raises InvalidInput for a budget that is none."""
-    if budget_ms is None:
-        return options.budget_unknown_ms + options.grace_ms
-    try:
-        is_one = 0 <= budget_ms <= DURATION_MAX_MS
-    except (TypeError, ValueError):  # no number, or several
-        is_one = False
-    if not is_one:
-        raise InvalidInput(f"a budget of {budget_ms!r:.40} ms; it must be a number up to {DURATION_MAX_MS:g}")
-    return budget_ms + options.grace_ms
-
-
-def _priority(priority: int | None) -> int | None:
-    """As the encoder takes it: what is no whole number a frontend would take for no message at all."""
-    if priority is None:
-        return None
-    try:
-        number = operator.index(priority)
-    except TypeError:
-        number = -1
-    if not 0 <= number <= PRIORITY_MAX:
-        raise InvalidInput(f"a priority of {priority!r:.40}; priorities go from 0 to {PRIORITY_MAX}")
-    return number
-
-
-def _plain(budget_ms: float | None) -> float | None:
-    return None if budget_ms is None else float(budget_ms)  # numpy's floats are not the encoder's

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
 
 import click
 import numpy as np
@@ -19,6 +17,7 @@ from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.ids import FRONTEND_PREFIX
 from fabric.link import Tensor
 from roles.benchmark.targets import one_of_each
+from roles.cli.array_files import read_arrays
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import BUDGET_MS, ConnectAddress, key_option, via_host, via_option
@@ -177,16 +176,12 @@ async def _infer(
 
 def read_inputs(path: Path, info: ModelInfo | None) -> Mapping[str, Tensor | bytes]:
     """The tensors in a file; ConfigError when it cannot be read, InvalidInput when it does not fit the model."""
+    if path.suffix in (".npy", ".npz"):
+        arrays = read_arrays(path)
+        return {_only_input(info): arrays} if isinstance(arrays, np.ndarray) else arrays
     try:
-        if path.suffix in (".npy", ".npz"):
-            with path.open("rb") as file:
-                loaded = np.load(file, allow_pickle=False)
-                # Which of both it is its first bytes say.
-                return (
-                    dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {_only_input(info): loaded}
-                )
         data = path.read_bytes()
-    except (OSError, ValueError, EOFError, MemoryError, BadZipFile, zlib.error) as error:
+    except (OSError, MemoryError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if info is not None and info.image is None:
         raise InvalidInput(f"{info.model_id} takes no pictures: give an .npy or .npz file")

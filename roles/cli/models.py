@@ -44,7 +44,7 @@ from roles.config.documents import read_file, read_value
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.live_figures import live_figures
-from roles.runtime.model_move import STEPS_MAX, Ask, Refuse, next_step
+from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, having, roomiest, shards_of
 from roles.runtime.shard_reports import combined, merged
@@ -137,8 +137,10 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
             step = next_step(ModelId(name), target, statuses, section, new_request_no())
             if isinstance(step, Refuse):
                 raise ConfigError(step.reason)
+            is_there = f"{name} is served by shard {target} already"
             if is_dry:
-                _tell_move(name, step, target)
+                would = f"nothing was done; this would move {name} to shard {target}"
+                click.echo(is_there if step is None else would, err=True)
                 return
             if step is None:
                 silent = set(range(shards_of(statuses[target]))) - set(statuses)
@@ -156,13 +158,10 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
             break
     else:
         raise FabricError(f"{name} is changed by somebody else meanwhile: it may be in two shards")
-    show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
-
-
-def _tell_move(name: str, step: Ask | None, target: int) -> None:
-    where = f"{name} to shard {target}"
-    told = f"{where} is moved already" if step is None else f"nothing was done; this would move {where}"
-    click.echo(told, err=True)
+    if not answers:
+        click.echo(is_there, err=True)
+    if answers or as_json:
+        show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
 
 
 @models.command("set")

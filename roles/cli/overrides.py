@@ -123,16 +123,20 @@ def _rate(document: Mapping[str, Any], text: str) -> list[Override]:
     place, rate_rps = _read(document, text, "--rate", RATE_RPS_MAX)
     if place is not None:
         return [Override(f"models[{place}].rate_rps", rate_rps, "--rate")]
-    rates = [model.get("rate_rps") for model in _models(document)]
-    if document.get("rate_rps") is not None or all(rate is None for rate in rates):
+    models = _models(document)
+    rates = [model.get("rate_rps") for model in models]
+    is_shared_out = "popularity" in document or any("weight" in model for model in models)
+    if document.get("rate_rps") is not None or (is_shared_out and all(rate is None for rate in rates)):
         return [Override("rate_rps", rate_rps, "--rate")]
+    if len(models) == 1 and not document.get("applications"):
+        return [Override("models[0].rate_rps", rate_rps, "--rate")]
     if any(isinstance(rate, list) for rate in rates):
         raise ConfigError("--rate: the file's rates change in steps; give each model's: --rate MODEL=RPS")
     numbers = [rate if _is_rate(rate) else 0.0 for rate in rates]
     total = sum(numbers)
     if total <= 0:
         raise ConfigError(
-            "--rate: no model has a rate to share it out by; give each model's: --rate MODEL=RPS"
+            "--rate: no model has a rate or a weight to share it out by; give each model's: --rate MODEL=RPS"
         )
     return [
         Override(f"models[{one}].rate_rps", rate_rps * number / total, "--rate")

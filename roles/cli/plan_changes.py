@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from fabric.errors import ConfigError, FabricError
+from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.keys import Keyring
 from fabric.messages import Changed, PlanChange, replaced
+from fabric.policy_options import brief
 from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
@@ -35,6 +36,7 @@ from roles.runtime.running_cluster import (
     active_at,
     active_schedulers,
     processes_in,
+    shards_of,
 )
 from roles.runtime.shard_reports import combined
 
@@ -101,11 +103,16 @@ def processes_of(cluster: Cluster) -> list[ProcessReport]:
 
 
 def known_shard(shard: int, schedulers: Mapping[int, ActiveScheduler]) -> int:
-    """The shard, if a scheduler of it answers; else ConfigError."""
-    if shard not in schedulers:
-        answering = ", ".join(map(str, schedulers))
-        raise ConfigError(f"shard {shard}: no active scheduler of it answers; those of {answering} do")
-    return shard
+    """The shard, if a scheduler of it answers. Raises ConfigError where the cluster has none of that number, else PeerLost."""
+    if shard in schedulers:
+        return shard
+    count = max(shards_of(active.status) for active in schedulers.values())
+    if count == 1:
+        raise ConfigError(f"there is no shard {brief(shard)}: the cluster has one, 0")
+    if shard not in range(count):
+        raise ConfigError(f"there is no shard {brief(shard)}: the cluster has {count}, 0 to {count - 1}")
+    answering = ", ".join(map(str, schedulers))
+    raise PeerLost(f"shard {shard}: no active scheduler of it answers; those of {answering} do")
 
 
 def carry_out(

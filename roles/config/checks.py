@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ _WORDS = {
     "null": "nothing",
 }
 _ENDPOINTS = {"tcp": "tcp://127.0.0.1:8000", "ipc": "ipc:///run/tenuto/clients"}
+_OF_KEY = "key` in `"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -98,38 +100,77 @@ def named(path: str, key: object) -> str:
     return f"{path}.{brief(key)}" if path else brief(key)
 
 
-def translated(message: str, document: Any, sections: Mapping[str, Any]) -> str:
-    """A decoder's message in the words of the file: path first, then what is wrong and what would be right."""
+def translated(
+    message: str, document: Any, sections: Mapping[str, Any], message_of: Callable[[Any], str]
+) -> str:
+    """A decoder's message in the words of the file: path first, then what is wrong and what would be right.
+
+    `message_of`: what the decoder says of another document. It writes the keys of mappings as `[...]`, so we try them.
+    """
     what, _, at = message.partition(" - at `")
-    path = at.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
-    names = [name for name in re.split(r"\[[^\]]*\]|\.", path) if name]
+    is_of_key = at.startswith(_OF_KEY)
+    found = re.findall(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)", at.removeprefix(_OF_KEY).strip("`$"))
+    steps = _steps(found, document, lambda other: message_of(other) == message)
+    path = _path(steps)
     unknown = re.search(r"unknown field `(.*)`", what)
     if unknown:
-        key = unknown[1]
-        known = sections[names[-1] if names else ""].__struct_encode_fields__
-        return f"{named(path, key)}: unknown key{suggestion(key, known)}"
+        section = next((name for _, name in reversed(found) if name), "")
+        known = sections[section].__struct_encode_fields__
+        return f"{named(path, unknown[1])}: unknown key{suggestion(unknown[1], known)}"
     missing = re.search(r"missing required field `(.*)`", what)
     if missing:
         return f"{named(path, missing[1])}: is missing"
+    path, value = path or "the file", _value_at(document, steps)
     if what == "Number out of range":
-        return f"{path or 'the file'}: is {_shown(document, path)}; it must be a number of ordinary size"
+        return f"{path}: is {shown(value)}; it must be a number of ordinary size"
     expected = re.match(r"Expected `(.*)`, got `(.*)`", what)
     if expected:
         right = " or ".join(_WORDS.get(word, word) for word in expected[1].split(" | ") if word != "null")
-        if at.startswith("key in "):
-            return f"{path or 'the file'}: has a key of the wrong kind; it must be {right}"
-        return f"{path or 'the file'}: is {_shown(document, path)}; it must be {right}"
-    return f"{path or 'the file'}: {what}"
+        if is_of_key:
+            return f"{path}: has a key of the wrong kind; it must be {right}"
+        return f"{path}: is {shown(value)}; it must be {right}"
+    return f"{path}: {what}"
 
 
-def _shown(document: Any, path: str) -> str:
-    """The value at a path, short; a mapping's values have no name in it and are shown by their kind."""
+def _steps(found: Sequence[tuple[str, str]], document: Any, is_same: Callable[[Any], bool]) -> list[Hashable]:
+    """The indexes and keys that lead to what is wrong: of a mapping the last of its first keys that are as wrong without the others."""
+    steps: list[Hashable] = []
+    for index, name in found:
+        if index != "...":
+            steps.append(int(index) if index else name)
+            continue
+        items = list(_value_at(document, steps).items())
+
+        def is_among_first(count: int, items: Sequence[Any] = items) -> bool:
+            return is_same(_replaced(document, steps, dict(items[:count])))
+
+        # A file may have a hundred thousand keys: halved, not tried one by one.
+        steps.append(items[bisect_left(range(1, len(items)), True, key=is_among_first)][0])
+    return steps
+
+
+def _path(steps: Sequence[Hashable]) -> str:
+    path = ""
+    for step in steps:
+        path = f"{path}[{step}]" if isinstance(step, int) else named(path, step)
+    return path
+
+
+def _value_at(document: Any, steps: Sequence[Hashable]) -> Any:
     value = document
-    for index, key in re.findall(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)", path):
-        if index == "..." or not isinstance(value, Mapping | Sequence) or isinstance(value, str):
-            return "of the wrong kind"
-        value = value[int(index)] if index else value.get(key) if isinstance(value, Mapping) else None
-    return shown(value)
+    for step in steps:
+        value = value.get(step) if isinstance(value, Mapping) else value[step]
+    return value
+
+
+def _replaced(document: Any, steps: Sequence[Hashable], value: Any) -> Any:
+    """The same with another value there."""
+    if not steps:
+        return value
+    first, *others = steps
+    copy: Any = dict(document) if isinstance(document, Mapping) else list(document)
+    copy[first] = _replaced(document[first], others, value)
+    return copy
 
 
 def unique(names: Sequence[str], where: str) -> None:

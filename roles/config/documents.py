@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -33,23 +33,12 @@ def read_file(path: Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not a text file: {error}") from error
-    try:
-        return _read_json(text) if path.suffix == ".json" else _read_yaml(text)
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())  # PyYAML shows the place over several lines
-        raise ConfigError(f"{path}: cannot be parsed: {reason}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: is nested too deeply") from error
+    return _parsed(text, str(path), _read_json if path.suffix == ".json" else _read_yaml)
 
 
 def read_value(text: str, where: str) -> Any:
     """A value written on the command line, as YAML or JSON; ConfigError names `where`."""
-    try:
-        return _read_yaml(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{where}: cannot be parsed: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{where}: is nested too deeply") from error
+    return _parsed(text, where, _read_yaml)
 
 
 def as_yaml(value: Any) -> str:
@@ -92,10 +81,65 @@ class _StrictLoader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  PyYAML's signature
+        """With the place of what is no date or number though it looks like one."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
+_PROBLEMS: Final = (
+    ("expected <block end>", "this does not go on what begins at {began}: look at the indentation"),
+    (
+        "mapping values are not allowed",
+        "a colon that cannot be here: look at the indentation, and put a value with ': ' in it in quotes",
+    ),
+    ("found another document", "a second document: there may be one"),
+    ("found unexpected end of stream", "the end, with a quote still open that begins at {began}"),
+    ("found character '\\t'", "a tab, which YAML does not take: indent with spaces"),
+)
+"""PyYAML's words that only who knows its parser understands, and ours."""
 
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def _parsed(text: str, where: str, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where}: cannot be parsed: {_problem(error, text)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: is nested too deeply") from error
+
+
+def _problem(error: Exception, text: str) -> str:
+    """Line, column and what is wrong there, in one line."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{_place(error.lineno, error.colno)}: {error.msg}"
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position].split("\n")
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        return f"{_place(len(before), len(before[-1]) + 1)}: a character that cannot be here, U+{code:04X}"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    begin = error.context_mark
+    began = "" if begin is None else _place(begin.line + 1, begin.column + 1)
+    problem = error.problem or error.context or ""
+    for theirs, ours in _PROBLEMS:
+        if theirs in problem:
+            problem, began = ours.format(began=began), ""
+            break
+    place = _place(error.problem_mark.line + 1, error.problem_mark.column + 1)
+    inside = f" (of what begins at {began})" if began and began != place else ""
+    problem = problem.replace("'<stream end>'", "the end")
+    return f"{place}: {problem}{inside}"
+
+
+def _place(line: int, column: int) -> str:
+    return f"line {line}, column {column}"
 
 
 def _read_yaml(text: str) -> Any:

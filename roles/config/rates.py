@@ -44,6 +44,8 @@ def model_rates(
             ((), share) if rate_rps is None else (rate_steps(rate_rps, f"models[{place}].rate_rps"), None)
             for place, ((rate_rps, _), share) in enumerate(zip(written, shares, strict=True))
         ]
+    if shares == [None]:
+        raise ConfigError("rate_rps: a total must be shared out: of one model write models[0].rate_rps")
     if all(share is None for share in shares):
         raise ConfigError(
             "rate_rps: a total must be shared out: give every model a weight, or write popularity: {zipf: 0.9}"

@@ -117,10 +117,18 @@ def parse_config(
         try:
             read = msgspec.convert(document, Document)
         except msgspec.ValidationError as error:
-            raise ConfigError(translated(str(error), document, SECTIONS)) from error
+            raise ConfigError(translated(str(error), document, SECTIONS, _complaint)) from error
         return _cluster_config(read, document, base_dir, source)
     except (ConfigError, ProfileError) as error:
         raise ConfigError(f"{source}: {error}") from error
+
+
+def _complaint(document: Any) -> str:
+    try:
+        msgspec.convert(document, Document)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
 
 
 def config_origins(config: ClusterConfig) -> list[tuple[str, Any, str]]:

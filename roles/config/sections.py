@@ -280,7 +280,7 @@ class GatewaySection(Section, frozen=True):
     tls_key: str | None = None
     """PEM file."""
     request_mb: int = 64
-    """The largest body, decompressed."""
+    """The largest body, decompressed. Of each request in it a frontend takes 64 MiB of inputs, whatever this says."""
     connections: int = 1_024
     """HTTP connections and gRPC calls at a time."""
     model_control: bool = False

@@ -56,8 +56,8 @@ def admit(
     if pending.numbered(asked.peer, message.request_no) is not None:
         return NotAdmitted(InvalidInput, f"request_no {message.request_no} of this client is still pending")
     if asked.size_bytes > settings.request_bytes_max:
-        limit_bytes = settings.request_bytes_max
-        return NotAdmitted(TooLarge, f"{asked.size_bytes} bytes, this frontend takes {limit_bytes} a request")
+        takes = f"this frontend takes at most {settings.request_bytes_max:,} a request"
+        return NotAdmitted(TooLarge, f"{asked.size_bytes:,} bytes of inputs; {takes}")
     if shards.is_empty:
         return NotAdmitted(NoReplica, "this frontend has not reached a scheduler yet")
     if isinstance(application, NotAdmitted):
@@ -192,12 +192,13 @@ def _wrong_budget(budget_ms: float | None) -> str | None:
 
 
 def _wrong_tensor(wanted: TensorInfo, spec: TensorSpec) -> str | None:
-    if spec.dtype != wanted.dtype:
-        return f"must be {wanted.dtype}, got {spec.dtype}"
     fits = len(spec.shape) == len(wanted.shape) and all(
         want in (-1, have) for want, have in zip(wanted.shape, spec.shape, strict=True)
     )
-    return None if fits else f"must have shape {list(wanted.shape)} (-1: any), got {list(spec.shape)}"
+    if fits and spec.dtype == wanted.dtype:
+        return None
+    lengths = ", ".join("any" if length == -1 else str(length) for length in wanted.shape)
+    return f"must be {wanted.dtype} of shape [{lengths}], got {spec.dtype} of shape {list(spec.shape)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from fabric.frames import REQUEST_BYTES_MAX
 from fabric.ids import FrontendId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
     Answer,
@@ -39,7 +40,7 @@ class FrontendSettings(Struct, frozen=True, gc=False):
     frontend_id: FrontendId
     incarnation: Incarnation
     addresses: tuple[str, ...]
-    request_bytes_max: int = 64 << 20
+    request_bytes_max: int = REQUEST_BYTES_MAX
     pending_max: int = 65_536
     pending_bytes_max: int = 1 << 30
     memory: str = ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
 from fabric.errors import LocalProtocolError, code_of_unsendable
-from fabric.frames import ANSWER_BYTES_MAX
+from fabric.frames import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import FrontendId, Incarnation, PeerId, new_incarnation, peer_id
 from fabric.inproc import HubLink, ServerLink
@@ -95,7 +95,7 @@ class FrontendOptions:
     run_dir: Path
     scheduler_addresses: Sequence[Sequence[str]]
     client_addresses: Sequence[str] = ("tcp://127.0.0.1:0",)
-    request_bytes_max: int = 64 << 20
+    request_bytes_max: int = REQUEST_BYTES_MAX
     pending_max: int = 65_536
     pending_bytes_max: int = 1 << 30
     decode_threads: int = 2

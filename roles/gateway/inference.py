@@ -27,6 +27,10 @@ ROWS_MAX: Final = 256
 """Requests that one inference may become."""
 _PRIORITY_LOWEST: Final = PRIORITY_MAX + 1
 _US_PER_MS: Final = 1_000.0
+_DURATIONS: Final = {
+    "deadline_ms": f"a number of ms, over 0 and at most {DURATION_MAX_MS:,.0f}",
+    "timeout": "a number of microseconds; 0 is none",
+}
 _NUMBER_MAX: Final = 1e300  # JSON's whole numbers have no end, a float has
 
 Parameters = Mapping[str, object]
@@ -87,9 +91,7 @@ def budget_of(parameters: Parameters) -> float | None:
         found.append(timeout_us / _US_PER_MS)
     for budget_ms in found:
         if not 0 < budget_ms <= DURATION_MAX_MS:
-            raise InvalidInput(
-                f"a deadline of {budget_ms:g} ms; it must be over 0, up to {DURATION_MAX_MS:g} ms"
-            )
+            raise InvalidInput(f"the deadline is {budget_ms:g} ms; it must be {_DURATIONS['deadline_ms']}")
     return min(found, default=None)
 
 
@@ -216,5 +218,5 @@ def _number(parameters: Parameters, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _NUMBER_MAX:
-        raise InvalidInput(f"{name} is {value!r:.40}; it must be a number of 0 and more")
+        raise InvalidInput(f"{name} is {value!r:.40}; it must be {_DURATIONS[name]}")
     return float(value)

@@ -34,6 +34,16 @@ _NUMPY: Final[Mapping[str, np.dtype[np.generic]]] = {
 _DATATYPES: Final[Mapping[str, str]] = {dtype_name(dtype): datatype for datatype, dtype in _NUMPY.items()}
 _RAW_BF16: Final = np.dtype("<u2")
 
+_HELD: Final = {
+    "U": "texts",
+    "b": "true or false",
+    "f": "fractions, or numbers that are too large",
+    "i": "numbers",
+    "u": "numbers",
+}
+_TAKEN: Final = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}
+"""By the kind of numpy's type: what came, and what belongs there."""
+
 Elements = tuple[bytes, ...]
 """Of a BYTES tensor, in C order."""
 
@@ -83,9 +93,9 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
         return _texts(name, count, values)
     array = numbers(name, values, _numpy_dtype(name, datatype))
     if array.size != count or (array.ndim > 1 and array.shape != tuple(shape)):
-        raise InvalidInput(
-            f"input {name!r:.60} has data of the shape {_shown(list(array.shape))}; its shape is {_shown(list(shape))}"
-        )
+        said = f"its shape {_shown(list(shape))} takes {count}"
+        found = f"in the shape {_shown(list(array.shape))}" if array.ndim > 1 else "in a list"
+        raise InvalidInput(f"input {name!r:.60} has {array.size} elements {found}; {said}")
     return array.reshape(tuple(shape))
 
 
@@ -96,8 +106,10 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
     """
     try:
         found = np.asarray(values)
-    except (ValueError, OverflowError, RecursionError) as error:  # lists of different lengths
-        raise InvalidInput(f"input {name!r:.60} is not an array: {error}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(
+            f"input {name!r:.60} is not an array: it has lists of different lengths, or too deep ones"
+        ) from error
     wanted = dtype.kind
     if found.dtype.kind == "O" and wanted == "f":
         found = _with_nulls(name, found)
@@ -105,21 +117,22 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
         found = _whole_numbers(values, found)
     allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}.get(wanted, "")
     if found.size and found.dtype.kind not in allowed:
-        raise InvalidInput(f"input {name!r:.60} holds what is no {dtype_name(dtype)}")
+        raise InvalidInput(
+            f"input {name!r:.60} holds {_HELD.get(found.dtype.kind, 'values of several kinds')};"
+            f" it must hold {_TAKEN[wanted]}, as {_named(dtype)}"
+        )
     if wanted in "iu" and found.size:
         limits = np.iinfo(dtype_name(dtype))
         low, high = int(found.min()), int(found.max())
         if low < limits.min or high > limits.max:
             raise InvalidInput(
-                f"input {name!r:.60} goes from {low} to {high}, over the range of {dtype_name(dtype)}"
+                f"input {name!r:.60} goes from {low} to {high}; {_named(dtype)} takes {limits.min} to {limits.max}"
             )
     try:
         with np.errstate(over="raise"):
             return found.astype(dtype)
     except FloatingPointError as error:
-        raise InvalidInput(
-            f"input {name!r:.60} holds a number over the range of {dtype_name(dtype)}"
-        ) from error
+        raise InvalidInput(f"input {name!r:.60} holds a number over the range of {_named(dtype)}") from error
 
 
 def to_raw(array: Tensor) -> memoryview:
@@ -147,6 +160,11 @@ def _numpy_dtype(name: str, datatype: str) -> np.dtype[np.generic]:
     return dtype
 
 
+def _named(dtype: np.dtype[np.generic]) -> str:
+    """By both of its names: the protocol's, and that of the SDK, in which models say what they take."""
+    return f"{_DATATYPES[dtype_name(dtype)]} ({dtype_name(dtype)})"
+
+
 def _widened(raw: Tensor) -> Tensor:
     """BF16 is the upper half of a float32."""
     return (raw.astype("<u4") << 16).view("<f4")
@@ -154,7 +172,7 @@ def _widened(raw: Tensor) -> Tensor:
 
 def _with_nulls(name: str, found: Tensor) -> Tensor:
     if not all(one is None or type(one) in (int, float) for one in found.reshape(-1).tolist()):
-        raise InvalidInput(f"input {name!r:.60} holds what is no number")
+        raise InvalidInput(f"input {name!r:.60} holds values of several kinds; it must hold numbers, or null")
     try:
         return found.astype(np.float64)
     except OverflowError as error:

@@ -32,7 +32,7 @@ FAULTS = {
     "dies": ("Dies", "ended with code -9"),
     "nonsense": ("Nonsense", "item 0 of what it gave is a str, not a dict of arrays"),
     "too-many": ("TooMany", "10000 requests after one answer; at most 64"),
-    "wrong-shape": ("WrongShape", "must have shape"),
+    "wrong-shape": ("WrongShape", "of shape"),
     "huge": ("Huge", "bytes"),
     "missing": ("NoSuchClass", "cannot be made"),
 }

@@ -169,8 +169,8 @@ def test_options_reach_the_frontend(by_http: Any, by_grpc: Any, frontend: Served
 
 WRONG = [
     ("nix", X, {}, "404", "NOT_FOUND", "no model 'nix'"),
-    ("fixed", X[:2], {}, "400", "INVALID_ARGUMENT", "must have shape"),
-    ("fixed", X.astype(np.float64), {}, "400", "INVALID_ARGUMENT", "must be float32"),
+    ("fixed", X[:2], {}, "400", "INVALID_ARGUMENT", "must be float32 of shape"),
+    ("fixed", X.astype(np.float64), {}, "400", "INVALID_ARGUMENT", "must be float32 of shape"),
     ("fixed", X, {"outputs": ["nix"]}, "400", "INVALID_ARGUMENT", "no output 'nix'"),
     ("busy", X, {}, "503", "UNAVAILABLE", "too much is asked"),
     ("soon", X, {}, "504", "DEADLINE_EXCEEDED", "too late"),

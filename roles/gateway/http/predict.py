@@ -34,6 +34,7 @@ def read_predict(
     asked_in_query = _query(query)
     if content_type.startswith(_FILES):
         name = _only_input(info)
+        _check_takes_file(name, info)
         file = InputTensor(name, (1,), (body,))
         inference = Inference(
             model, (file,), budget_ms=budget_of(asked_in_query), priority=priority_of(asked_in_query)
@@ -94,6 +95,7 @@ def _item(value: Any, info: ModelInfo | None) -> Mapping[str, Tensor]:
 
 def _tensor(name: str, value: Any, info: ModelInfo | None) -> Tensor:
     if isinstance(value, dict):
+        _check_takes_file(name, info)
         return _file_in_json(name, value)
     declared = None if info is None else next((one for one in info.inputs if one.name == name), None)
     return numbers(name, value, declared_dtype(_DTYPE_UNSAID if declared is None else declared.dtype))
@@ -107,6 +109,17 @@ def _file_in_json(name: str, value: Mapping[str, Any]) -> Tensor:
         return _bytes(b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
         raise InvalidInput(f"input {name!r:.60} is not base64: {error}") from error
+
+
+def _check_takes_file(name: str, info: ModelInfo | None) -> None:
+    """Raises InvalidInput where the model takes numbers there. A file is 1-D uint8."""
+    if info is None or (info.image is not None and info.image.input_name == name):
+        return
+    for one in info.inputs:
+        if one.name == name and (one.dtype != "uint8" or len(one.shape) != 1):
+            raise InvalidInput(
+                f"model {info.model_id!r:.100} takes no file for {name!r:.60}: it takes {one.dtype} of shape {list(one.shape)}"
+            )
 
 
 def _bytes(data: bytes) -> Tensor:

@@ -7,6 +7,7 @@ An answer has the same layout (Open Inference Protocol v2, "Inference Request"; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -58,6 +59,14 @@ class _Request(msgspec.Struct):
 
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_KINDS: Final = {
+    "array": "a list",
+    "object": "an object",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
 _requests: Final = msgspec.json.Decoder(_Request)
 _documents: Final = msgspec.json.Decoder()
 _encoder: Final = msgspec.json.Encoder()
@@ -160,7 +169,21 @@ def _decoded(text: bytes) -> _Request:
     try:
         return _requests.decode(text)
     except _UNREADABLE as error:
-        raise InvalidInput(f"the request's JSON: {error}") from error
+        raise InvalidInput(f"the request's JSON: {_told(str(error))}") from error
+
+
+def _told(complaint: str) -> str:
+    """The decoder's words with the path first, then what is there and what should be."""
+    what, _, at = complaint.partition(" - at `$")
+    path = at.rstrip("`").lstrip(".")
+    expected = re.match(r"Expected `(\w+)`, got `(\w+)`", what)
+    if expected:
+        right, found = (_KINDS.get(word, word) for word in expected.groups())
+        return f"{path or 'the whole'} is {found}; it must be {right}"
+    missing = re.search(r"missing required field `(\w+)`", what)
+    if missing:
+        return f"{path}.{missing[1]} is missing".lstrip(".")
+    return f"{path}: {what}" if path else what
 
 
 def _values(one: _Input) -> Any:

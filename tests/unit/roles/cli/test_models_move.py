@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
-from fabric.errors import PeerLost
+from fabric.errors import ConfigError, PeerLost
 from fabric.messages import Changed, ModelInfo, ModelsRemove, PlanRequest, SchedulerStanding, StatusListed
 from roles.cli import models as models_module
 from roles.cli.plan_changes import Cluster
@@ -17,10 +17,11 @@ from tests.builders import model_info
 
 
 class Shards:
-    """Two, of which the first may not answer. `listed`: what each lists."""
+    """Those that answer, of `count`. `listed`: what each lists."""
 
-    def __init__(self, listed: dict[int, list[ModelInfo]]) -> None:
+    def __init__(self, listed: dict[int, list[ModelInfo]], count: int = 2) -> None:
         self.listed = listed
+        self.count = count
         self.asked: list[PlanRequest] = []
 
     @contextmanager
@@ -36,14 +37,18 @@ class Shards:
         return Changed(request.request_no, "ok")
 
     def _says(self, shard: int) -> StatusListed:
-        standing = SchedulerStanding("active", 16, 1, 1, 0, shard=shard, shards=2)
+        standing = SchedulerStanding("active", 16, 1, 1, 0, shard=shard, shards=self.count)
         return StatusListed(f"scheduler-{shard}", 1, (), tuple(self.listed[shard]), {}, standing=standing)
 
 
-def move(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> BaseException | None:
+def moved(shards: Shards, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
     monkeypatch.setattr(models_module, "schedulers_of", shards.schedulers_of)
     monkeypatch.setattr(models_module, "ask_change", shards.ask_change)
-    return CliRunner().invoke(models_module.models, ["move", "a", "--to", "1"]).exception
+    return CliRunner().invoke(models_module.models, ["move", "a", "--to", "1", *words])
+
+
+def move(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> BaseException | None:
+    return moved(shards, monkeypatch).exception
 
 
 def test_a_shard_that_does_not_answer_may_have_it_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +61,21 @@ def test_what_the_old_shard_removed_is_moved(monkeypatch: pytest.MonkeyPatch) ->
     shards = Shards({0: [model_info("a")], 1: [model_info("a", term=1)]})
     assert move(shards, monkeypatch) is None
     assert len(shards.asked) == 1
+
+
+def test_a_shard_that_the_cluster_does_not_have_is_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = move(Shards({0: [model_info("a")]}, count=1), monkeypatch)
+    assert isinstance(said, ConfigError)
+    assert str(said) == "there is no shard 1: the cluster has one, 0"
+
+
+def test_a_shard_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = move(Shards({0: [model_info("a")]}), monkeypatch)
+    assert isinstance(said, PeerLost)
+    assert str(said) == "shard 1: no active scheduler of it answers; those of 0 do"
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_who_is_there_already_is_said_to_be(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    result = moved(Shards({0: [], 1: [model_info("a")]}), monkeypatch, *words)
+    assert (result.exit_code, result.output) == (0, "a is served by shard 1 already\n")

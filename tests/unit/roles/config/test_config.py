@@ -288,7 +288,10 @@ A_NODE = {"host": "a", "gpus": 1}
             document(model(rate_rps=5), rate_rps=9, popularity={"zipf": 1}),
             "models[0].rate_rps: the file has a",
         ),
-        (document(without(model(), "rate_rps"), rate_rps=9), "rate_rps: a total must be shared out"),
+        (
+            document(without(model(), "rate_rps"), rate_rps=9),
+            "rate_rps: a total must be shared out: of one model",
+        ),
         (document(model(weight=1)), "models[0].weight: this model has its own rate_rps"),
         (
             document(model(weight=1), popularity={"zipf": 1}),
@@ -318,6 +321,14 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(model(profile={"ref": "thesis-v100/resnet"})), "did you mean thesis-v100/resnet50"),
         (document(model(profile={"ref": "absent.json"})), "absent.json cannot be read"),
         (document(model(profile={"by_type": {}})), "by_type: is empty"),
+        (
+            document(model(profile={"by_type": {"v100": LINE, "t4": {"tabel": {}}}})),
+            "models[0].profile.by_type.t4.tabel: unknown key; did you mean table?",
+        ),
+        (
+            document(model(profile={"table": {1: 2.0, 2: "x", 4: "y"}})),
+            "models[0].profile.table[2]: is 'x'; it must be a number",
+        ),
         (
             document(model(profile={"by_type": {"v100": {"by_type": {"t4": LINE}}}})),
             "models[0].profile.by_type.v100: by_type cannot be inside by_type",

@@ -126,6 +126,23 @@ def test_a_total_rate_keeps_the_proportions(file: Path) -> None:
     assert (found["models[0].rate_rps"], found["models[1].rate_rps"]) == ((3.0, "--rate"), (30.0, "--rate"))
 
 
+@pytest.mark.parametrize("rate", [{}, {"rate_rps": 100}, {"rate_rps": 0}, {"rate_rps": [[0, 5], [9, 50]]}])
+def test_of_one_model_the_total_is_its_rate(tmp_path: Path, rate: dict[str, Any]) -> None:
+    path = tmp_path / "c.json"
+    profile = {"alpha_ms": 1, "beta_ms": 5}
+    document = {"models": [{"name": "a", "slo_ms": 25, "profile": profile, **rate}], "cluster": {"gpus": 1}}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert shown(path, "--rate", "40")["models[0].rate_rps"] == (40.0, "--rate")
+
+
+def test_a_total_that_nothing_shares_out_is_refused_with_what_to_say_instead(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    models = [{key: one[key] for key in ("name", "slo_ms", "profile")} for one in DOCUMENT["models"]]
+    path.write_text(json.dumps({**DOCUMENT, "models": models}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"no model has a rate or a weight .*: --rate MODEL=RPS"):
+        run("simulate", path, "--rate", "40")
+
+
 def test_the_environment_alone_says_where_run_files_are(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

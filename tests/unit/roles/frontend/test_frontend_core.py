@@ -254,11 +254,19 @@ def test_runs_are_cut_by_when_requests_are_due_not_by_when_their_budgets_end() -
         (asked(budget_ms=float("inf")), "InvalidInput", "budget_ms"),
         (asked(specs=()), "InvalidInput", "image"),
         (asked(specs=(TensorSpec("picture", "float32", (1, 8, 8)),)), "InvalidInput", "picture"),
-        (asked(specs=(TensorSpec("image", "float64", (1, 8, 8)),)), "InvalidInput", "float64"),
-        (asked(specs=(TensorSpec("image", "float32", (8, 8)),)), "InvalidInput", "[8, 8]"),
+        (
+            asked(specs=(TensorSpec("image", "float64", (1, 8, 8)),)),
+            "InvalidInput",
+            "must be float32 of shape [1, 8, 8], got float64 of shape [1, 8, 8]",
+        ),
+        (
+            asked(specs=(TensorSpec("image", "float32", (8, 8)),)),
+            "InvalidInput",
+            "[1, 8, 8], got float32 of shape [8, 8]",
+        ),
         (asked(specs=(TensorSpec("image", "uint8", (99,)),)), "InvalidInput", "float32"),
         (asked(specs=(TensorSpec("image", "float32", (1, 8, 8)),) * 2), "InvalidInput", "twice"),
-        (asked(size_bytes=1 + (64 << 20)), "TooLarge", "67108864"),
+        (asked(size_bytes=1 + (64 << 20)), "TooLarge", "67,108,864"),
         (asked(budget_ms=5.0, late_ms=5.0), "DeadlineExceeded", "5.0 ms"),
     ],
 )

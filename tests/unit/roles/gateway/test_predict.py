@@ -108,3 +108,20 @@ def test_the_answer_is_plain_json_with_its_ledger() -> None:
     document = json.loads(write_json(write_predict(inference, [result], is_stacked=rows.is_stacked)))
     assert document["outputs"] == {"y": [[1.5, None]]}
     assert (document["model"], document["id"], document["ledger"]["gpu_ms"]) == ("one", "7", 3.0)
+
+
+def test_a_model_that_takes_no_pictures_says_what_it_takes() -> None:
+    reason = r"model 'one' takes no file for 'x': it takes int64 of shape \[2\]"
+    with pytest.raises(InvalidInput, match=reason):
+        read_predict("one", b"\x89PNG", "image/png", "", ONE)
+    with pytest.raises(InvalidInput, match=reason):
+        asked({"inputs": {"b64": base64.b64encode(b"\x89PNG").decode()}})
+
+
+@pytest.mark.parametrize("deadline_ms", [-5, "soon", True])
+def test_a_deadline_that_is_none_is_told_what_would_be(deadline_ms: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        asked({"inputs": [1, 2], "deadline_ms": deadline_ms})
+    assert str(caught.value) == (
+        f"deadline_ms is {deadline_ms!r}; it must be a number of ms, over 0 and at most 1,000,000,000"
+    )

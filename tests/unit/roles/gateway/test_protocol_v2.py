@@ -188,3 +188,19 @@ def test_an_unknown_output_is_named() -> None:
     inference = Inference("m", (), [OutputWanted("nix", is_binary=True)])
     with pytest.raises(InvalidInput, match=r"no output 'nix'; it has y"):
         write_infer(inference, {"y": np.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"[]", "the whole is a list; it must be an object"),
+        (b"{}", "inputs is missing"),
+        (b'{"inputs": [{"name": "x"}]}', "inputs[0].datatype is missing"),
+        (one_input(shape="x"), "inputs[0].shape is a text; it must be a list"),
+        (one_input(shape=[1.5]), "inputs[0].shape[0] is a number; it must be a whole number"),
+    ],
+)
+def test_a_body_of_another_layout_is_told_where_it_differs(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_infer("m", body, None)
+    assert str(caught.value) == f"the request's JSON: {reason}"

@@ -160,3 +160,24 @@ def test_json_may_be_flat_or_as_the_shape_is() -> None:
 def test_null_is_a_nan_both_ways() -> None:
     found = numbers("x", [1.5, None], declared_dtype("float32"))
     assert struct.pack("<2f", *found.tolist()) == struct.pack("<2f", 1.5, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "values", "reason"),
+    [
+        ("FP32", (1, 8, 9), [1.0], "has 1 elements in a list; its shape [1, 8, 9] takes 72"),
+        ("FP32", (3, 2), [[1, 2, 3], [4, 5, 6]], "has 6 elements in the shape [2, 3]; its shape [3, 2] takes 6"),
+        ("FP32", (2,), [[1, 2], [3]], "is not an array: it has lists of different lengths, or too deep ones"),
+        ("FP32", (1,), ["a"], "holds texts; it must hold numbers, as FP32 (float32)"),
+        ("INT64", (1,), [1.5], "holds fractions, or numbers that are too large; it must hold whole numbers, as INT64 (int64)"),
+        ("BOOL", (1,), [1], "holds numbers; it must hold true or false, as BOOL (bool)"),
+        ("UINT8", (1,), [300], "goes from 300 to 300; UINT8 (uint8) takes 0 to 255"),
+        ("FP16", (1,), [1e9], "holds a number over the range of FP16 (float16)"),
+    ],
+)  # fmt: skip
+def test_what_came_and_what_should_have_come_are_both_told(
+    datatype: str, shape: tuple[int, ...], values: Any, reason: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        from_values("x", datatype, shape, values)
+    assert str(caught.value) == f"input 'x' {reason}"

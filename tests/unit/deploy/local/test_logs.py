@@ -1,0 +1,40 @@
+"""`tenuto logs --role` knows the roles that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from deploy.local.logs import logs
+from roles.runtime.run_directory import LOG_FILE, claim
+
+SAID = """\
+2024-05-01 10:00:00,000 level=info role=frontend-0 ready
+2024-05-01 10:00:01,000 level=info role=worker-local-1 ready
+Traceback of worker-local-1
+tenuto is up
+"""
+
+
+def said(run_dir: Path, *words: str) -> Result:
+    with claim(run_dir):
+        (run_dir / LOG_FILE).write_text(SAID, encoding="utf-8")
+        return CliRunner().invoke(logs, ["--run-dir", str(run_dir), *words])
+
+
+def test_a_role_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    result = said(tmp_path, "--role", "nosuch")
+    assert result.exit_code == 2
+    assert "there is no role 'nosuch'; there is frontend-0, up, worker-local-1" in result.output
+    assert "did you mean frontend-0?" in said(tmp_path, "--role", "frontend-1").output
+
+
+def test_a_role_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    result = said(tmp_path, "--role", "worker-local-1")
+    assert result.exit_code == 0
+    assert [line[24:] for line in result.output.splitlines()] == [
+        "level=info role=worker-local-1 ready",
+        "Traceback of worker-local-1",
+    ]
+    assert said(tmp_path, "--role", "up").output.endswith("tenuto is up\n")
