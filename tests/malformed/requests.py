@@ -70,7 +70,7 @@ def examples() -> Sequence[bytes]:
     wanted = [{"name": "x", "parameters": {"binary_data": True}}]
     head = json.dumps({"inputs": inputs, "outputs": wanted}).encode()
     binary = head + struct.pack("<3f", 1, 2, 3) + struct.pack("<I1s", 1, b"a") + bytes(4)
-    people = json.dumps({"instances": [{"x": [1, 2, 3]}, {"x": {"b64": "aGVsbG8="}}]}).encode()
+    people = json.dumps({"instances": [{"x": [1, 2, 3]}, {"image": {"b64": "aGVsbG8="}}]}).encode()
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (plain[:20], plain[20:]))
     chunked = (
         b"POST /v2/models/echo/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
