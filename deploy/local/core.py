@@ -266,9 +266,7 @@ class SupervisorCore:
             self._actions.append(Reply(asked.peer, Changed(number, "refused", code, reason)))
             return
         if isinstance(asked.change, RoleDrain) and asked.change.dry_run:
-            is_back, number = asked.change.is_back, asked.change.request_no
-            answer = Changed(number, "ok", started=int(is_back), ended=int(not is_back))
-            self._actions.append(Reply(asked.peer, answer))
+            self._actions.append(Reply(asked.peer, _done(asked.change)))
             return
         self._asked = asked
         match asked.change:
@@ -333,9 +331,9 @@ class SupervisorCore:
                 reason, done = self._rolling.reason, self._rolling.restarted
                 answer = Changed(number, "failed" if reason else "ok", reason=reason, started=done)
         elif isinstance(self._asked.change, RoleDrain):
-            role, is_back = self._roles[self._asked.change.role_id], self._asked.change.is_back
-            if role.state is (RoleState.SERVING if is_back else RoleState.WAITING):
-                answer = Changed(number, "ok", started=int(is_back), ended=int(not is_back))
+            role = self._roles[self._asked.change.role_id]
+            if role.state is (RoleState.SERVING if self._asked.change.is_back else RoleState.WAITING):
+                answer = _done(self._asked.change)
         if answer is not None:
             self._actions.append(Reply(self._asked.peer, answer))
             self._asked = self._rolling = None
@@ -381,6 +379,10 @@ class SupervisorCore:
         }
         limit_ms = limits_ms.get(role.state)
         role.limit_at_ms = None if limit_ms is None else self._now_ms + limit_ms
+
+
+def _done(change: RoleDrain) -> Changed:
+    return Changed(change.request_no, "ok", started=int(change.is_back), ended=int(not change.is_back))
 
 
 def _kinds(plan: RolePlan) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.runtime.exit_codes import EXIT_CONFIG
 from roles.runtime.process_events import explaining_lines
-from roles.runtime.run_directory import LOG_FILE, UpFile, is_claimed, read_up_file, sweep
+from roles.runtime.run_directory import LOG_FILE, UpFile, is_claimed, read_up_file, sweep, unusable
 from roles.runtime.running_cluster import processes_in
 
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
@@ -64,9 +64,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
         (run_dir / LOG_FILE).unlink(missing_ok=True)
         opened = (run_dir / LOG_FILE).open("ab+")  # all append, so that it can be cut while they write
     except OSError as error:
-        raise FabricError(
-            f"the run directory {run_dir} cannot be made or written to: {error.strerror}"
-        ) from error
+        raise unusable(run_dir, error) from error
     with opened as log:
         process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
             [sys.executable, "-P", "-m", "roles.cli", "up", *arguments, *flags],

@@ -54,10 +54,12 @@ def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Pat
 
 def _require_role(role: str, run_dir: Path) -> None:
     """Raises UsageError for one that neither runs nor has said anything."""
-    running = {process.role_id for process in processes_in(run_dir)}
-    known = sorted(running | {who for _, who, _ in _lines(run_dir, is_followed=False)} | {_SUPERVISOR})
+    known = {_SUPERVISOR, *(process.role_id for process in processes_in(run_dir))}
+    if role in known:
+        return  # the log may be long, and is read for who has ended only
+    known.update(who for _, who, _ in _lines(run_dir, is_followed=False))
     if role not in known:
-        raise click.UsageError(f"there is no role {role!r}{suggestion(role, known)}")
+        raise click.UsageError(f"there is no role {role!r}{suggestion(role, sorted(known))}")
 
 
 def _lines(run_dir: Path, *, is_followed: bool) -> Iterator[tuple[float, str, str]]:

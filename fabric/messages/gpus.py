@@ -60,3 +60,8 @@ class GpuRef(Value, frozen=True):
 
     node_id: NodeId
     gpu: int
+
+    @property
+    def name(self) -> str:
+        """As commands take it and status shows it: ``node-0/gpu1``."""
+        return f"{self.node_id}/gpu{self.gpu}"

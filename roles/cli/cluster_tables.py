@@ -50,10 +50,7 @@ def drained_line(listed: StatusListed) -> str:
         return ""
     there = Counter(report.node_id for report in listed.gpus)
     counts = Counter(ref.node_id for ref in drained)
-    names = [
-        ref.node_id if counts[ref.node_id] == there[ref.node_id] else f"{ref.node_id}/gpu{ref.gpu}"
-        for ref in drained
-    ]
+    names = [ref.node_id if counts[ref.node_id] == there[ref.node_id] else ref.name for ref in drained]
     return f"Drained: {', '.join(dict.fromkeys(names))} (tenuto drain --back uses it again)"
 
 

@@ -121,7 +121,7 @@ class Shown:
         reports = {f"{one.node_id}/gpu{one.info.gpu}": one for one in look.report.scheduler.gpus}
         busy = lately.busy()
         plan = look.report.scheduler.plan
-        drained = set() if plan is None else {f"{ref.node_id}/gpu{ref.gpu}" for ref in plan.drained}
+        drained = set() if plan is None else {ref.name for ref in plan.drained}
         by_gpu: dict[str, list[SliceReport]] = {name: [] for name in reports}
         for one in slices:
             by_gpu.setdefault(gpu_of(one.slice_id), []).append(one)

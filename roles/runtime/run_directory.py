@@ -73,9 +73,7 @@ def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = _lock(run_dir)
     except OSError as error:
-        raise FabricError(
-            f"the run directory {run_dir} cannot be made or written to: {error.strerror}"
-        ) from error
+        raise unusable(run_dir, error) from error
     if descriptor is None:
         raise runs_already(run_dir)
     try:
@@ -89,6 +87,11 @@ def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
         if is_removed:
             with contextlib.suppress(OSError):  # not empty: somebody else's files
                 run_dir.rmdir()
+
+
+def unusable(run_dir: Path, error: OSError) -> FabricError:
+    """What is said of a directory that cannot be made, or in which nothing can be."""
+    return FabricError(f"the run directory {run_dir} cannot be made or written to: {error.strerror}")
 
 
 def runs_already(run_dir: Path) -> FabricError:

@@ -169,13 +169,9 @@ def test_an_agent_hears_that_a_word_was_refused_before_anybody_is_taken_for_sile
 OUT_OF_DESCRIPTORS = """
 import os, resource, sys
 from fabric.clock import MonotonicClock
-from fabric.curve import LinkAccess
-from fabric.errors import UntrustedKey
 from fabric.ids import PeerId
-from fabric.inproc import ServerLink
 from fabric.messages import Ping
 from fabric.sockets import DealerLink, RouterLink
-from fabric.transport import ZMQ
 from roles.runtime.loop.server_connection import ServerConnection
 clock = MonotonicClock()
 server = RouterLink.bind(["tcp://127.0.0.1:0"])

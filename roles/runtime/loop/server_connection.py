@@ -89,11 +89,10 @@ class ServerConnection:
 
     def _connect(self, *, is_patient: bool = True) -> None:
         self._open_at_ms = None
+        passing = (PeerLost, UntrustedKey) if is_patient else (PeerLost,)
         try:
             self._link = self._transport.connect(self._own, self._server, self._addresses, self._guard)
-        except (PeerLost, UntrustedKey) as error:
-            if isinstance(error, UntrustedKey) and not is_patient:
-                raise
+        except passing:
             self._open_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
             return
         if self._link.fileno() >= 0:

@@ -264,7 +264,7 @@ class Controller:
             return
         if self._are_gpus_changed:
             self._are_gpus_changed = False
-            gone = ", ".join(sorted(f"{ref.node_id}/gpu{ref.gpu}" for ref in self._presence.absent))
+            gone = ", ".join(sorted(ref.name for ref in self._presence.absent))
             self._ask(f"GPUs went or came (away: {gone or 'none'})", self._desired)
         elif self._replan_at_ms is not None and self._replan_at_ms <= now_ms and not self._is_rate_blind:
             drifted = self._rates.drifted(self._desired)

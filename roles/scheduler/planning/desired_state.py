@@ -150,7 +150,9 @@ class Desired:
         }
         if not meant:
             name = change.node_id if change.gpu is None else f"{change.node_id}/gpu{change.gpu}"
-            return ChangeRefused(UNKNOWN_GPU, f"there is no {name}{suggestion(name, map(_named, self.gpus))}")
+            return ChangeRefused(
+                UNKNOWN_GPU, f"there is no {name}{suggestion(name, (ref.name for ref in self.gpus))}"
+            )
         drained = self.drained - meant if change.is_back else self.drained | meant
         if drained == set(self.gpus):
             return ChangeRefused(INVALID_CONFIG, "no GPU would be left")
@@ -206,7 +208,3 @@ def controller_settings(
         is_rate_blind,
         tuple(UnplacedInfo(one.model_id, one.rate_rps, one.reason) for one in placement.unplaced),
     )
-
-
-def _named(ref: GpuRef) -> str:
-    return f"{ref.node_id}/gpu{ref.gpu}"
