@@ -173,7 +173,7 @@ def test_a_payload_of_0_6_mb_is_bit_exact_and_the_scheduler_sees_none_of_it(
         ("digits", {"image": np.zeros((8, 8), np.float32)}, None, InvalidInput, "shape"),
         ("digits", {}, None, InvalidInput, "image"),
         ("digits", {"picture": np.zeros((1, 8, 8), np.float32)}, None, InvalidInput, "picture"),
-        ("anything", {"x": np.zeros(5 << 20, np.uint8)}, None, TooLarge, "4194304"),
+        ("anything", {"x": np.zeros(5 << 20, np.uint8)}, None, TooLarge, "at most 4,194,304 a request"),
         ("absent", {}, None, NoReplica, "absent"),
         ("vision", {"input": b"not a picture"}, None, InvalidInput, "not a picture"),
         ("anything", {"x": np.zeros(3)}, 0.001, DeadlineExceeded, "budget"),
