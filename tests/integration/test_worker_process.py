@@ -246,7 +246,10 @@ def test_outputs_that_cannot_be_sent_are_refused_and_the_worker_serves_on(cluste
     cluster.start(digits_slice(fickle))
     cluster.introduce(1)
     for batch_id, (value, code, reason) in enumerate(
-        ((9.0, "Internal", "has 9 dimensions; it may have 8"), (257.0, "TooLarge", "269484032 bytes for one request"))
+        (
+            (9.0, "Internal", "has 9 dimensions; it may have 8"),
+            (257.0, "TooLarge", "269484032 bytes for one request"),
+        )
     ):
         x = NamedTensor("x", np.full(3, value, np.float32))
         cluster.run(DIGITS, 10 + batch_id, [batch_id])
