@@ -17,6 +17,9 @@ from roles.runtime.core import Send
 from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
 
+PATIENCE_MAX = (
+    4.0  # times the limits: on a host that is too busy for them, who is ended for its slowness never serves
+)
 TELL_AGAIN_MS = 100.0  # a worker that may not have heard: its queue was full, or its connection broke
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 
@@ -43,6 +46,8 @@ class Worker:
     """What its process was loading when it was last heard of."""
     tell_at_ms: float | None = None
     """When it has to be told again what to host: it may not have heard it."""
+    patience: float = 1.0
+    """Times the limits for its start: twice as much after each start that was too slow, until it serves."""
     is_a_models_doing: bool = False
     """Its end counts for the model (`suspects`), not for the worker."""
 
@@ -173,7 +178,7 @@ class Workers:
     def settle(self, worker: Worker, now_ms: float) -> None:
         """Has it loaded everything that it should host? Then it has time for ever."""
         if worker.state is WorkerState.LOADING and all(map(self._reports.is_ready, worker.slices)):
-            worker.unready_since_ms = None
+            worker.unready_since_ms, worker.patience = None, 1.0
             self._step(worker, WorkerTransition.SETTLED, now_ms)
 
     def tell_what_to_host(self, worker: Worker) -> None:
@@ -358,7 +363,8 @@ class Workers:
                 self._actions.append(Kill(worker.worker_id))
         is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
         if is_slow and worker.slices:  # told at once, whenever its end comes
-            worker.end_reason = self._slowness(former, worker.slices)
+            worker.end_reason = self._slowness(former, worker)
+            worker.patience = min(2.0 * worker.patience, PATIENCE_MAX)
             self._warn_overdue(worker)
 
     def _warn_overdue(self, worker: Worker) -> None:
@@ -366,11 +372,12 @@ class Workers:
         for slice_id in worker.slices:
             self._reports.report(slice_id, SliceState.LOST, worker.end_reason)
 
-    def _slowness(self, state: WorkerState, slices: Iterable[SliceId]) -> str:
+    def _slowness(self, state: WorkerState, worker: Worker) -> str:
+        limit_s = self._limit_ms[state] * worker.patience / 1e3
         if state is WorkerState.STARTING:
-            return f"its worker did not say hello within {self._limits.hello_ms / 1e3:g} s"
-        late = sorted(slice_id for slice_id in slices if not self._reports.is_ready(slice_id))
-        return f"not loaded within {self._limits.load_ms / 1e3:g} s: {', '.join(late[:4])}"
+            return f"its worker did not say hello within {limit_s:g} s"
+        late = sorted(slice_id for slice_id in worker.slices if not self._reports.is_ready(slice_id))
+        return f"not loaded within {limit_s:g} s: {', '.join(late[:4])}"
 
     # ------------------------------------------------------------ small things
 
@@ -382,6 +389,8 @@ class Workers:
     def _step(self, worker: Worker, step: WorkerTransition, now_ms: float) -> None:
         worker.state = NEXT[worker.state, step]
         limit_ms = self._limit_ms.get(worker.state)
+        if limit_ms is not None and worker.state in (WorkerState.STARTING, WorkerState.LOADING):
+            limit_ms *= worker.patience
         if worker.is_mps and worker.state in (WorkerState.TERMINATING, WorkerState.KILLED):
             limit_ms = self._limit_ms[worker.state] + self._limits.client_end_ms
         worker.limit_at_ms = None if limit_ms is None else now_ms + limit_ms
