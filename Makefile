@@ -8,6 +8,8 @@ SOURCES := fabric profiles policies roles deploy docs tests examples benchmarks
 
 # Nothing of a verdict is left to chance, not even the order of sets. `make fuzz` looks for what that leaves out.
 test check: export PYTHONHASHSEED := 0
+# The suite starts some thousand processes: each would compile all it imports where this is set.
+test check fuzz chaos bench: export PYTHONDONTWRITEBYTECODE :=
 RERUNS ?= 0
 MINUTES ?= 10
 RUNS ?= 5
@@ -20,6 +22,7 @@ INPUTS ?= 1000000
 # A stamp per set of extras: a machine that has the environment does not install again.
 $(VENV)/demo.stamp: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Tenuto needs Python 3.11 or 3.12; say which with: make PYTHON=python3.11")'
+	@echo "installing Tenuto and PyTorch into $(VENV): this takes some minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker]'
 	touch $@

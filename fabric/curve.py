@@ -13,30 +13,31 @@ one that names none is tried with the newest trusted key, and after a failure wi
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ipaddress
 import os
 import socket as plain
+import struct
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import count
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
-from zmq.utils.monitor import parse_monitor_message
 
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, RemoteProtocolError, UntrustedKey
 from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
 
+if TYPE_CHECKING:
+    from zmq.auth import Authenticator
+
 _KEY: Final = "?key="
 _FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_EVENT: Final = struct.Struct("=H")  # a monitor's first frame begins with the event's number
 _serial = count(1)
 
 
@@ -61,7 +62,7 @@ class LinkAccess:
     refused: int = 0
     """Connections and messages that a key did not cover."""
     _domain: str = field(init=False)
-    _asked_by: _Authenticator | None = field(init=False, default=None)
+    _asked_by: Authenticator | None = field(init=False, default=None)
     _tries: dict[str, int] = field(init=False, default_factory=dict)
     _ports: set[int] = field(init=False, default_factory=set)
     _spoke_by: dict[int, str] = field(init=False, default_factory=dict)  # the key of each descriptor
@@ -74,7 +75,10 @@ class LinkAccess:
     def listen(self, socket: zmq.Socket[bytes]) -> None:
         """Before it is bound to a TCP address: what it is bound to from now on takes keys only."""
         self._count_failures(socket)
-        self._asked_by = _authenticator(socket.context)
+        # Here, where there are keys: pyzmq's thread takes asyncio with it, a tenth of a process's start.
+        from fabric.curve_authenticator import authenticator_of  # noqa: PLC0415  see above
+
+        self._asked_by = authenticator_of(socket.context)
         self._asked_by.configure_curve_callback(self._domain, self)
         own = self.keyring.own
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -96,7 +100,8 @@ class LinkAccess:
 
     def _count(self, told: zmq.Socket[bytes]) -> None:
         with contextlib.suppress(zmq.ContextTerminated), told:
-            while parse_monitor_message(told.recv_multipart())["event"] != zmq.Event.MONITOR_STOPPED:
+            # (pyzmq's own reader of these brings asyncio along.)
+            while _EVENT.unpack_from(told.recv_multipart()[0]) != (zmq.EVENT_MONITOR_STOPPED,):
                 self.refused += 1
 
     def close(self) -> None:
@@ -199,29 +204,6 @@ class LinkAccess:
         return is_allowed
 
 
-class _Authenticator(ThreadAuthenticator):
-    """Pyzmq's, but whoever is refused by a PULL may ask again, when it may be known.
-
-    ZeroMQ gives a connection up for good that is refused with 400, and its owner is told; not so with 300. A DEALER of ours looks
-    whether it was told, and begins anew; a PUSH does not. (ZeroMQ does not say under which name a connection comes, so names are
-    checked with each message.)
-    """
-
-    _is_told = True  # by the link that is being asked for: this thread does one after the other
-
-    async def _authenticate_curve(self, domain: str, client_key: bytes) -> tuple[bool, bytes]:
-        guard = self.credentials_providers.get(domain)
-        self._is_told = not isinstance(guard, LinkAccess) or guard.names
-        return await super()._authenticate_curve(domain, client_key)
-
-    def _send_zap_reply(
-        self, request_id: bytes, status_code: bytes, status_text: bytes, user_id: str = "anonymous"
-    ) -> None:
-        if status_code == b"400" and not self._is_told:
-            status_code = b"300"
-        super()._send_zap_reply(request_id, status_code, status_text, user_id)
-
-
 def keyless(address: str) -> str:
     """An address for who has no key. Raises ConfigError where it asks for one."""
     if _KEY in address:
@@ -301,20 +283,6 @@ def new_pair(principal: str) -> KeyPair:
     """Draw a key."""
     public, secret = zmq.curve_keypair()
     return KeyPair(principal, public.decode(), secret.decode())
-
-
-@cache
-def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> _Authenticator:
-    """A context's one, for ZeroMQ asks in one place; it ends with the process."""
-    made = _Authenticator(context)
-    made.start()
-    atexit.register(_stop, made, os.getpid())
-    return made
-
-
-def _stop(made: _Authenticator, pid: int) -> None:
-    if os.getpid() == pid:  # a fork has no such thread, and would wait for it
-        made.stop()
 
 
 def _public(named: str, address: str) -> str:

@@ -13,6 +13,9 @@ from typing import Any
 
 from fabric.errors import ConfigError
 
+PREFIX_CHARS_MIN = 3
+"""Fewer are the beginning of too many names to be meant as one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -121,7 +124,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = [one for one in names if one.lower() == str(name).lower()]
     close = close or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    close = close or [known_name for known_name in names if name and known_name.startswith(str(name))]
+    close = close or [
+        one for one in names if len(str(name)) >= PREFIX_CHARS_MIN and one.startswith(str(name))
+    ]
     if close:
         return f"; did you mean {close[0]}?"
     return f"; there is {', '.join(names)}" if names else "; there are none here"

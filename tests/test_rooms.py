@@ -56,7 +56,7 @@ INNER_ARROWS["cli"] = tuple(INNER_ARROWS)
 
 # From an outsider to the files (or folders, with a slash) that may import it.
 DOORS = {
-    "zmq": ("fabric/sockets/", "fabric/curve.py"),
+    "zmq": ("fabric/sockets/", "fabric/curve.py", "fabric/curve_authenticator.py"),
     "msgpack": ("fabric/codec.py", "roles/runtime/journal.py"),
     "msgspec": (
         "fabric/codec.py",

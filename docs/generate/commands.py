@@ -41,7 +41,7 @@ def _section(context: click.Context) -> str:
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     options = [one for one in command.get_params(context) if isinstance(one, click.Option)]
     rows = [_row(one, context) for one in options if not one.hidden and "--help" not in one.opts]
-    text = paragraphs((command.help or "").replace("\b\n", ""))
+    text = paragraphs(command.help or "")
     return "\n".join(
         [f"## {context.command_path}\n", f"`{usage}`\n", f"{text}\n", table(("option", "meaning"), rows)]
     )

@@ -13,7 +13,7 @@ from fabric.ids import ModelId
 from fabric.messages import GpuReport, SliceReport, StatusListed, UnplacedInfo
 from policies.slo import BAD_RATE_ALLOWED
 from roles.runtime.live_figures import LiveModel
-from roles.runtime.running_cluster import ClusterReport
+from roles.runtime.running_cluster import ClusterReport, ProcessReport
 
 MODELS_SHOWN = 4
 LOOP_COLUMNS = (
@@ -62,12 +62,21 @@ def process_table(report: ClusterReport) -> Table:
     table.add_column("state", no_wrap=True)
     table.add_column("addresses", overflow="fold")
     for process in report.processes:
-        addresses = "\n".join(a for several in process.addresses.values() for a in several)
-        state = Text("alive" if process.alive else "dead", "" if process.alive else "red")
-        table.add_row(process.role_id, str(process.pid), state, addresses)
+        addresses = "\n".join(
+            f"{purpose} {address}" for purpose, its in process.addresses.items() for address in its
+        )
+        counters = report.counters.get(process.role_id, {})
+        table.add_row(process.role_id, str(process.pid), _state_of(process, counters), addresses)
     for worker_id, pid in report.workers.items():
         table.add_row(worker_id, str(pid), "alive", "")
     return table
+
+
+def _state_of(process: ProcessReport, counters: Mapping[str, float]) -> Text:
+    """`not ready`: it takes no new work, for it has just begun, is drained or has no scheduler."""
+    if not process.alive:
+        return Text("dead", "red")
+    return Text("alive") if counters.get("is_ready", 1.0) else Text("not ready", "yellow")
 
 
 def model_table(listed: StatusListed, live: Mapping[ModelId, LiveModel], title: str = "Models") -> Table:

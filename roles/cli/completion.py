@@ -12,12 +12,10 @@ VARIABLE = "_TENUTO_COMPLETE"
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    r"""Print a script for SHELL that completes `tenuto`.
+    """Print a script for SHELL that completes `tenuto`.
 
-    \b
-    bash: tenuto completion bash > ~/.local/share/bash-completion/completions/tenuto
-    zsh:  tenuto completion zsh > "${fpath[1]}/_tenuto"
-    fish: tenuto completion fish > ~/.config/fish/completions/tenuto.fish
+    Put it where that shell looks: for bash ~/.local/share/bash-completion/completions/tenuto, for zsh
+    "${fpath[1]}/_tenuto", for fish ~/.config/fish/completions/tenuto.fish.
     """
     found = get_completion_class(shell)
     assert found is not None, "click knows all three"

@@ -123,7 +123,7 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
         if not dry_run:
             _add(folder, principal, target)
     click.echo(
-        f"{principal}: {'would make' if dry_run else 'made'} a new key; now copy {TRUSTED_FILE} to every host, restart, and"
+        f"{principal}: {'would make' if dry_run else 'made'} a new key in {target}; now copy {TRUSTED_FILE} to every host, restart, and"
         f" tenuto keys revoke {folder} {principal} --old"
     )
     if principal == FRONTEND:

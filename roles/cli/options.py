@@ -137,7 +137,7 @@ run_dir_flag = click.option(
     "--run-dir",
     "run_dir_option",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto).",
+    help="Where run files and local sockets live (default: $TENUTO_RUN_DIR, then $XDG_RUNTIME_DIR/tenuto, then tenuto-UID in the temporary directory).",
 )
 
 

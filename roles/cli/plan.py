@@ -213,8 +213,8 @@ def _totals(config: ClusterConfig, placement: Placement) -> str:
 def _print_why(placement: Placement) -> None:
     console = plain_console()
     if not placement.decisions:
-        is_any = "this policy takes no decisions of its own, or records none"
-        console.print(f"why: {is_any if placement.slices else 'nothing is placed'}")
+        nothing = "this placement policy records no reasons" if placement.slices else "nothing is placed"
+        console.print(f"why: {nothing}")
     for decision in placement.decisions:
         console.print(Text.assemble((f"{decision.subject}: ", "bold"), story_of(decision)))
     if any(decision.metrics or decision.rejected for decision in placement.decisions):

@@ -274,6 +274,7 @@ def _write_out(
     subject = measured.subject
     kind = "-estimate" if measured.error is not None else ""
     path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject.model)}-{subject.gpu_type}{kind}.json")
+    verb = "replaced" if path.exists() else "written to"
     with writing(path):
         write_measured(path, measured)
     if painter is not None and plot_path is not None:
@@ -283,7 +284,7 @@ def _write_out(
         echo_json(measured.document())
         return
     _print(measured)
-    click.echo(f"written to {path}; in a workload file: profile: {{ref: {path}}}")
+    click.echo(f"{verb} {path}; in a workload file: profile: {{ref: {path}}}")
 
 
 def _loader(model: str, file: Path | None, dtype: str | None) -> LoaderSpec:

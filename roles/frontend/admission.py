@@ -79,7 +79,9 @@ def admit(
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
     if info.replicas == 0 and not _outlasts_start(asked, info, shards, now_ms):
-        return NotAdmitted(NoReplica, f"nothing that serves model {info.model_id!r} is ready")
+        return NotAdmitted(
+            NoReplica, f"nothing that serves model {info.model_id!r} is ready; why: tenuto models list"
+        )
     if asked.unread_ms > _UNREAD_SHARE * budget_of(asked, info):
         behind = f"this frontend has been {asked.unread_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
         return NotAdmitted(Overloaded, behind, info.slo_ms)

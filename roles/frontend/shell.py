@@ -70,9 +70,8 @@ from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import CLOSED, LinkSource, SendingSource, Source, TranslatedSource
 from roles.runtime.metrics import catalog
-from roles.runtime.metrics.common import about_process, about_role, other_events
-from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
-from roles.runtime.metrics.snapshot import Measured
+from roles.runtime.metrics.common import about_process, about_role, other_events, page_server
+from roles.runtime.metrics.snapshot import Measured, SnapshotAsked
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.runtime.process_events import StopAsked
@@ -168,9 +167,7 @@ class FrontendShell:
             self._payloads, options.applications, self._clock, options.request_bytes_max
         )
         self._is_alone = hub is None
-        self._metrics = (
-            None if options.metrics is None else MetricsServer(options.metrics, self._id, self._clock)
-        )
+        self._metrics = page_server(options.metrics, self._id, self._clock)
         asked: list[Source[FrontendEvent]] = (
             [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
         )

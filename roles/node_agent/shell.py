@@ -55,7 +55,8 @@ from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.remote_scheduler import RemoteScheduler
 from roles.runtime.loop.scheduler_source import SchedulerEvent, SchedulerSource
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
-from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
+from roles.runtime.metrics.common import page_server
+from roles.runtime.metrics.snapshot import SnapshotAsked
 from roles.runtime.process import (
     OUTLIVE_VARIABLE,
     RunFile,
@@ -167,9 +168,7 @@ class _Agent:
         schedulers: list[Source[AgentEvent]] = [
             TranslatedSource(scheduler, from_scheduler) for scheduler in self._schedulers.values()
         ]
-        self._metrics = (
-            None if options.metrics is None else MetricsServer(options.metrics, role_id, options.clock)
-        )
+        self._metrics = page_server(options.metrics, role_id, options.clock)
         # Its page also has what its workers say of themselves: it asks them as when somebody wants its status.
         asked = [] if self._metrics is None else [TranslatedSource(self._metrics.asked, _status_for_page)]
         role = Role[AgentEvent, AgentAction](

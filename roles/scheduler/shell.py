@@ -36,8 +36,8 @@ from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.remote_scheduler import RemoteScheduler
 from roles.runtime.loop.sources import Source, TranslatedSource, WatchedLinkSource
-from roles.runtime.metrics.common import about_process, about_role, other_events
-from roles.runtime.metrics.server import MetricsServer, SnapshotAsked
+from roles.runtime.metrics.common import about_process, about_role, other_events, page_server
+from roles.runtime.metrics.snapshot import SnapshotAsked
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
@@ -163,7 +163,7 @@ class SchedulerShell:
             self._make_core,
         )
         page = addresses.metrics
-        self._metrics = None if page is None else MetricsServer(page, role_id, clock)
+        self._metrics = page_server(page, role_id, clock)
         asked: list[Source[ReplicaEvent]] = (
             [] if self._metrics is None else [TranslatedSource(self._metrics.asked, self._show)]
         )

@@ -337,8 +337,11 @@ def test_a_batch_without_memory_is_answered_and_the_scheduler_hears_of_smaller_o
         assert isinstance(received.message, Outputs)
         assert received.message.seqs == seqs
         assert rows(received)["total"].tolist() == [3 * (seq + 1) for seq in seqs]
-    again = cluster.hear(cluster.scheduler, SliceReady).message
-    assert isinstance(again, SliceReady)
+    again = cluster.ready[spec.slice_id]
+    while again.replicas[0].batch_size_max == 8:  # it introduces itself anew until it is listed
+        message = cluster.hear(cluster.scheduler, SliceReady).message
+        assert isinstance(message, SliceReady)
+        again = message
     assert again.replicas[0].batch_size_max == len(again.replicas[0].exec_ms) == 2
     for batch_id in (2, 3, 4):  # granted ahead, still larger: in pieces, staged while the one before runs
         ask(batch_id, range(10 * batch_id, 10 * batch_id + 5))

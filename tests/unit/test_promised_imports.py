@@ -50,3 +50,10 @@ def test_importing_the_command_changes_no_signal_handler() -> None:
     code = "import signal, roles.cli, roles.cli.group; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("role", ["frontend", "scheduler", "node_agent", "gpu_worker"])
+def test_a_role_starts_without_what_only_keys_and_pages_need(role: str) -> None:
+    code = f"import sys, roles.{role}.shell; print(*sorted({{'asyncio', 'ssl', 'email', 'torch'}} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""

@@ -333,7 +333,9 @@ class _Application:
             if info is None:
                 return NotAdmitted(ModelNotFound, f"{where}: no model {stage.model_id!r} is served")
             if not (info.replicas or stage.is_optional or info.coming_in_ms is not None):
-                reason = f"{where}: nothing that serves model {stage.model_id!r} is ready"
+                reason = (
+                    f"{where}: nothing that serves model {stage.model_id!r} is ready; why: tenuto models list"
+                )
                 return NotAdmitted(NoReplica, reason)
             replicas.append(info.replicas)
             is_idempotent &= info.is_idempotent
@@ -358,7 +360,10 @@ class _Application:
         if info is None:
             return ModelNotFound.code, f"no model {stage.model_id!r} is served"
         if made and not info.replicas and info.coming_in_ms is None:
-            return NoReplica.code, f"nothing that serves model {stage.model_id!r} is ready"
+            return (
+                NoReplica.code,
+                f"nothing that serves model {stage.model_id!r} is ready; why: tenuto models list",
+            )
         is_clients = not stage.after and name not in self.served.glue
         for one in made:
             wrong = wrong_inputs(info, one.specs)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import version
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
+from fabric.clock import Clock
 from roles.runtime.loop.driver import DriverStats
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.snapshot import MS, Buckets, Measured
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
+
+if TYPE_CHECKING:
+    from roles.runtime.metrics.server import MetricsServer
 
 _LATENESS_BITS = range(
     4, 21
@@ -19,9 +23,20 @@ _LATENESS_BOUNDS_MS = tuple(2.0**bits * 1e-3 for bits in _LATENESS_BITS)
 _NAMES_MAX = 256  # of a role's other counters
 
 
+def page_server(address: str | None, role_id: str, clock: Clock) -> MetricsServer | None:
+    """Serve a role's page from now on, where it has an address for it; raises as `MetricsServer` does."""
+    if address is None:
+        return None
+    from roles.runtime.metrics.server import MetricsServer  # noqa: PLC0415  with asyncio: a tenth of a role's start
+
+    return MetricsServer(address, role_id, clock)
+
+
 @cache
 def about_role(kind: str) -> Measured:
     """Which role it is."""
+    from importlib.metadata import version  # noqa: PLC0415  it takes email and zipfile along, which no role needs to start
+
     return Measured(catalog.ROLE, (kind, version("tenuto")), 1.0)
 
 

@@ -16,7 +16,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.metrics import catalog
-from roles.runtime.metrics.snapshot import MS, Measured, Snapshot
+from roles.runtime.metrics.snapshot import MS, Measured, Snapshot, SnapshotAsked
 from roles.runtime.small_http import ANSWER_S, Answered, Asked, SmallHttpServer
 
 FRESH_MS: Final = 200.0
@@ -24,11 +24,6 @@ FRESH_MS: Final = 200.0
 PATH: Final = "/metrics"
 
 log = logging.getLogger("tenuto")
-
-
-@dataclass(slots=True, frozen=True)
-class SnapshotAsked:
-    """The server's thread wants a snapshot: answer with `publish`."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from roles.runtime.metrics.catalog import Metric
@@ -33,6 +34,11 @@ class Measured(NamedTuple):
 
 
 Snapshot = Sequence[Measured]
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotAsked:
+    """The page's thread wants a snapshot: answer with its server's `publish`."""
 
 
 def buckets_of(histogram: Histogram, unit: float = MS) -> Buckets:

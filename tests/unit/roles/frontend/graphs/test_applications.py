@@ -163,7 +163,7 @@ def test_a_stage_without_a_replica_is_named_before_anything_runs() -> None:
     stage.ask(1, 1.0)
     assert stage.refusals[1].code == "NoReplica"
     assert stage.refusals[1].reason == (
-        "stage people of application 'app': nothing that serves model 'p' is ready"
+        "stage people of application 'app': nothing that serves model 'p' is ready; why: tenuto models list"
     )
     stage.do(directory(models), 2.0)
     stage.ask(2, 2.0)
