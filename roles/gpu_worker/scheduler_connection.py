@@ -38,10 +38,7 @@ class SchedulerConnection(SourceOver):
         self._probe_at_ms: float | None = None
 
     def open(self, addresses: Sequence[str], heartbeats: HeartbeatTiming, now_ms: float) -> None:
-        """Connect, instead of to where it was before; when its key is trusted, if it is not yet.
-
-        Raises ConfigError for what is no address.
-        """
+        """Connect, instead of to where it was before; if it cannot be reached by what the agent said, until that says otherwise."""
         self._connection.open(addresses, heartbeats, is_patient=True)  # keys change while workers start
         self._wait(now_ms)
 

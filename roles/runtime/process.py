@@ -24,12 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Self, TextIO
 
-from fabric.errors import FabricError
+from fabric.addresses import check_address
+from fabric.errors import ConfigError, FabricError
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
 
 PARENT_VARIABLE = "TENUTO_PARENT_PID"
+CONNECTED_TO = ("control", "client")
+"""What roles and commands connect to by the addresses of a run file; at others (http, page, metrics) people look."""
 OUTLIVE_VARIABLE = "TENUTO_OUTLIVE_MS"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
@@ -208,8 +211,23 @@ def read_run_file(path: Path) -> RunFile | None:
         found = RunFile(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
-    is_one = isinstance(found.pid, int) and found.pid > 0 and isinstance(found.addresses, dict)
+    is_one = isinstance(found.pid, int) and found.pid > 0 and _are_addresses(found.addresses)
     return found if is_one and found.role_id == path.stem else None
+
+
+def _are_addresses(found: object) -> bool:
+    """Whether it has lists of texts by purpose, and those at which roles connect to each other are addresses."""
+    if not isinstance(found, dict):
+        return False
+    try:
+        for purpose, addresses in found.items():
+            if not isinstance(addresses, list) or not all(isinstance(one, str) for one in addresses):
+                return False
+            for address in addresses if purpose in CONNECTED_TO else ():
+                check_address(address)
+    except ConfigError:
+        return False
+    return True
 
 
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:

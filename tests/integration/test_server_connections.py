@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from fabric.sockets import DealerLink, RouterLink
 from fabric.transport import ZMQ
 from roles.gpu_worker.events import SchedulerAnswers
 from roles.gpu_worker.scheduler_connection import SchedulerConnection
-from roles.runtime.core import SCHEDULER, Heard, Lost
+from roles.runtime.core import SCHEDULER, SCHEDULER_ID, Heard, Lost
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.server_connection import ServerConnection
 from roles.runtime.loop.sources import REFUSED
@@ -269,6 +270,34 @@ def test_a_worker_that_starts_while_no_key_of_the_scheduler_is_trusted_joins_whe
     door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
     assert not door.send(Ping(1), stage.clock.now_ms())
     stage.until(door, lambda events: any(isinstance(event, SchedulerAnswers) for event in events))
+    assert transport.tries == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "nonsense", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "ipc://server.sock"]
+)
+def test_a_worker_that_was_told_what_is_no_address_joins_when_it_is_told_another(
+    stage: Stage, wrong: str
+) -> None:
+    """It ended the worker, and five such ends gave its slices up."""
+    stage.serve()
+    door = worker_door(stage)
+    door.open([wrong], HeartbeatTiming(), stage.clock.now_ms())
+    assert not door.send(Ping(1), stage.clock.now_ms())
+    assert list(door.take(64, stage.clock.now_ms() + 1_000.0)) == []
+    door.open([stage.address], HeartbeatTiming(), stage.clock.now_ms())
+    stage.until(door, lambda events: any(isinstance(event, SchedulerAnswers) for event in events))
+
+
+def test_an_agent_whose_scheduler_is_back_with_a_key_that_is_not_trusted_yet_waits_for_it(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.serve()
+    transport = TrustedLater()
+    door = LocalScheduler(OWN, tmp_path, stage.clock, transport=transport)
+    stage.stack.callback(door.close)
+    write_run_file(tmp_path, RunFile(SCHEDULER_ID, os.getpid(), "x", {"control": [stage.address]}))
+    stage.until(door, lambda _: door.send(Ping(1)))
     assert transport.tries == 3
 
 

@@ -17,9 +17,7 @@ from roles.runtime.core import Send
 from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
 
-PATIENCE_MAX = (
-    4.0  # times the limits: on a host that is too busy for them, who is ended for its slowness never serves
-)
+HELLO_LIMIT_GROWTH_MAX = 4.0  # on a host too busy for the first limit, who is ended for it would never serve
 TELL_AGAIN_MS = 100.0  # a worker that may not have heard: its queue was full, or its connection broke
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
 
@@ -31,6 +29,8 @@ class Worker:
     worker_id: str
     slices: dict[SliceId, SliceSpec]
     restarts: Restarts
+    hello_limit_ms: float
+    """From its start to its first word: twice as long after each start that took longer, until it serves."""
     state: WorkerState = WorkerState.WAITING
     limit_at_ms: float | None = None
     holding: frozenset[SliceId] = frozenset()
@@ -46,8 +46,6 @@ class Worker:
     """What its process was loading when it was last heard of."""
     tell_at_ms: float | None = None
     """When it has to be told again what to host: it may not have heard it."""
-    patience: float = 1.0
-    """Times the limits for its start: twice as much after each start that was too slow, until it serves."""
     is_a_models_doing: bool = False
     """Its end counts for the model (`suspects`), not for the worker."""
 
@@ -85,7 +83,6 @@ class Workers:
         self._node_id = node_id
         self._limits = limits
         self._limit_ms = {
-            WorkerState.STARTING: limits.hello_ms,
             WorkerState.LOADING: limits.load_ms,
             # Its own grace, and a little for the way there and back.
             WorkerState.STOPPING: limits.grace_ms + 500.0,
@@ -144,7 +141,7 @@ class Workers:
     def start(self, specs: Iterable[SliceSpec], now_ms: float) -> None:
         """A new process for these slices."""
         slices = {spec.slice_id: spec for spec in specs}
-        worker = Worker("", slices, Restarts(self._limits.restart))
+        worker = Worker("", slices, Restarts(self._limits.restart), self._limits.hello_ms)
         self._all.append(worker)
         self._spawn(worker, now_ms)
 
@@ -166,7 +163,8 @@ class Workers:
     def adopt(self, orphan: Orphan, slices: Iterable[SliceSpec], peer: PeerId, now_ms: float) -> None:
         """A worker of a former agent serves on under this one, which it tells anew what is ready."""
         hosted = {spec.slice_id: spec for spec in slices}
-        worker = Worker(orphan.worker_id, hosted, Restarts(self._limits.restart), is_mps=orphan.is_mps)
+        restarts = Restarts(self._limits.restart)
+        worker = Worker(orphan.worker_id, hosted, restarts, self._limits.hello_ms, is_mps=orphan.is_mps)
         worker.holding, worker.peer = frozenset(hosted), peer
         self._all.append(worker)
         for slice_id in hosted:
@@ -178,7 +176,7 @@ class Workers:
     def settle(self, worker: Worker, now_ms: float) -> None:
         """Has it loaded everything that it should host? Then it has time for ever."""
         if worker.state is WorkerState.LOADING and all(map(self._reports.is_ready, worker.slices)):
-            worker.unready_since_ms, worker.patience = None, 1.0
+            worker.unready_since_ms, worker.hello_limit_ms = None, self._limits.hello_ms
             self._step(worker, WorkerTransition.SETTLED, now_ms)
 
     def tell_what_to_host(self, worker: Worker) -> None:
@@ -364,7 +362,9 @@ class Workers:
         is_slow = former in (WorkerState.STARTING, WorkerState.LOADING)
         if is_slow and worker.slices:  # told at once, whenever its end comes
             worker.end_reason = self._slowness(former, worker)
-            worker.patience = min(2.0 * worker.patience, PATIENCE_MAX)
+            if former is WorkerState.STARTING:
+                most_ms = HELLO_LIMIT_GROWTH_MAX * self._limits.hello_ms
+                worker.hello_limit_ms = min(2.0 * worker.hello_limit_ms, most_ms)
             self._warn_overdue(worker)
 
     def _warn_overdue(self, worker: Worker) -> None:
@@ -373,11 +373,10 @@ class Workers:
             self._reports.report(slice_id, SliceState.LOST, worker.end_reason)
 
     def _slowness(self, state: WorkerState, worker: Worker) -> str:
-        limit_s = self._limit_ms[state] * worker.patience / 1e3
         if state is WorkerState.STARTING:
-            return f"its worker did not say hello within {limit_s:g} s"
+            return f"its worker did not say hello within {worker.hello_limit_ms / 1e3:g} s"
         late = sorted(slice_id for slice_id in worker.slices if not self._reports.is_ready(slice_id))
-        return f"not loaded within {limit_s:g} s: {', '.join(late[:4])}"
+        return f"not loaded within {self._limits.load_ms / 1e3:g} s: {', '.join(late[:4])}"
 
     # ------------------------------------------------------------ small things
 
@@ -389,8 +388,8 @@ class Workers:
     def _step(self, worker: Worker, step: WorkerTransition, now_ms: float) -> None:
         worker.state = NEXT[worker.state, step]
         limit_ms = self._limit_ms.get(worker.state)
-        if limit_ms is not None and worker.state in (WorkerState.STARTING, WorkerState.LOADING):
-            limit_ms *= worker.patience
+        if worker.state is WorkerState.STARTING:
+            limit_ms = worker.hello_limit_ms
         if worker.is_mps and worker.state in (WorkerState.TERMINATING, WorkerState.KILLED):
             limit_ms = self._limit_ms[worker.state] + self._limits.client_end_ms
         worker.limit_at_ms = None if limit_ms is None else now_ms + limit_ms

@@ -81,6 +81,6 @@ class LocalScheduler(SchedulerSource):
         addresses = tuple(found.addresses.get("control", ()))
         if not addresses:
             return ()
-        self._connection.open(addresses)
+        self._connection.open(addresses, is_patient=True)
         self._incarnation = found.incarnation
         return (SchedulerFound(addresses, self._scheduler),)

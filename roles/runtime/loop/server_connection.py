@@ -7,12 +7,13 @@ closed is a `Lost` at once, and ZeroMQ opens the next one.
 
 from __future__ import annotations
 
+import logging
 import select
 from collections.abc import Mapping, Sequence
 
 from fabric.clock import Clock
 from fabric.curve import guarded
-from fabric.errors import PeerLost, UntrustedKey
+from fabric.errors import ConfigError, PeerLost
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import PeerId
 from fabric.inproc import ServerLink
@@ -22,6 +23,8 @@ from fabric.sockets import RECONNECT_AFTER_MS, new_counters
 from fabric.transport import ZMQ, Transport
 from roles.runtime.core import Heard, Lost
 from roles.runtime.loop.sources import SILENT, WatchedLinkSource
+
+log = logging.getLogger("tenuto")
 
 _NO_COUNTERS: Mapping[str, float] = new_counters()
 
@@ -73,14 +76,15 @@ class ServerConnection:
         self._open_at_ms: float | None = None
         self._link: ServerLink | None = None
         self._source: ServerSource | None = None
+        self._said = ""
 
     def open(
         self, addresses: Sequence[str], heartbeats: HeartbeatTiming | None = None, *, is_patient: bool = False
     ) -> None:
         """Connect, instead of to where it was before.
 
-        While this process has no descriptor left, the server is not there, and it is tried again and again. So it is, for
-        the patient, while the server's key is not trusted. Raises ConfigError for what is no address, to others also for that key.
+        While this process has no descriptor left, the server is not there, and it is tried again and again. So it is, for the
+        patient, while its key is not trusted, or where what they were told is no address; others get ConfigError for both.
         """
         self._close_link()
         self._addresses = addresses
@@ -89,10 +93,13 @@ class ServerConnection:
 
     def _connect(self, *, is_patient: bool = True) -> None:
         self._open_at_ms = None
-        passing = (PeerLost, UntrustedKey) if is_patient else (PeerLost,)
+        passing = (PeerLost, ConfigError) if is_patient else (PeerLost,)
         try:
             self._link = self._transport.connect(self._own, self._server, self._addresses, self._guard)
-        except passing:
+        except passing as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("server_not_reached server=%s reason=%r", self._server, self._said)
             self._open_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
             return
         if self._link.fileno() >= 0:

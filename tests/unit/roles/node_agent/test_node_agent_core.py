@@ -367,15 +367,14 @@ def test_a_worker_that_never_gets_ready_is_killed_and_reported() -> None:
 def test_a_loader_that_hangs_at_every_start_is_given_up() -> None:
     host = Agent()
     (started,) = spawns(host.want(spec("x")))
-    for attempt, limit_s in enumerate((120, 240, 480, 480, 480), 1):
+    for attempt in range(1, 6):
         host.greet(started.worker_id)
-        assert Kill(started.worker_id) not in host.until(host.now_ms + limit_s * 1e3 - 1.0)
-        assert Kill(started.worker_id) in host.until(host.now_ms + 500.0)
+        assert Kill(started.worker_id) in host.until(host.now_ms + 120_500.0)
         told = reports(host.exit(started.worker_id, -9))
         if attempt < 5:
             (started,) = spawns(host.until(host.now_ms + 5_000.0))
     assert told[-1].status.state == "failed"
-    assert told[-1].status.reason == "given up after 5 failures in a row: not loaded within 480 s: x"
+    assert told[-1].status.reason == "given up after 5 failures in a row: not loaded within 120 s: x"
     assert spawns(host.until(host.now_ms + 600_000.0)) == []
 
 

@@ -69,6 +69,20 @@ def test_a_run_file_on_a_full_disk_is_refused_with_a_reason_and_leaves_nothing(t
         '{"role_id": 1, "pid": "one", "incarnation": "", "addresses": {}}',
         '{"role_id": "frontend-0", "pid": 1, "incarnation": "", "addresses": []}',
         "\x00\xff",
+        *(
+            f'{{"role_id": "frontend-0", "pid": 1, "incarnation": "", "addresses": {{"{purpose}": {addresses}}}}}'
+            for purpose in ("control", "client")
+            for addresses in (
+                "5",
+                '"tcp://127.0.0.1:5"',
+                "[5]",
+                '[""]',
+                '["127.0.0.1:80"]',
+                '["tcp://127.0.0.1"]',
+                '["tcp://127.0.0.1:0"]',
+                '["ipc://run/frontend.sock"]',
+            )
+        ),
     ],
 )
 def test_what_is_no_run_file_is_nobodys(tmp_path: Path, content: str) -> None:
