@@ -27,9 +27,15 @@ class RolePlan:
     stop_limit_ms: float
     restart_rank: int = 0
     kind: str = ""
-    """Roles of one kind stand in for one another; empty: this one does not matter to clients."""
+    """What the role is, such as `frontend` or `scheduler of shard 1`. Roles of one kind stand in for one another while
+    one of them is down; empty: nobody needs to stand in for this one."""
     frontend: str = ""
     """The frontend that runs in the same process: it comes and goes with this role."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of which its process is one, and for which another has to stand in when it ends."""
+        return tuple(kind for kind in (self.kind, "frontend" if self.frontend else "") if kind)
 
 
 @dataclass(slots=True, frozen=True)
