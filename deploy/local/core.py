@@ -37,7 +37,7 @@ from deploy.local.events import (
 )
 from deploy.local.role_states import NEXT, RoleState, RoleTransition, SupervisedRole
 from deploy.local.rolling import Health, RollingRestart
-from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrain
+from fabric.messages import Changed, RestartRoles, RoleDrain, RoleDrainDryRun, RoleRequest
 from fabric.policy_options import suggestion
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
@@ -188,28 +188,28 @@ class SupervisorCore:
             self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role_id} is given up after {count}: {what}"))
             return
         self._actions.append(Warn(f"{what}; starting it again"))
-        if role is self._role_asked_back:
-            self._answer("failed", reason=f"{what}; it is started again until it serves or is drained")
+        if self._asked is not None and role is self._role_asked_back:
+            reason = f"{what}; it is started again until it serves or is drained"
+            self._answer(Changed(self._asked.request.request_no, "failed", reason=reason))
 
     # ------------------------------------------------------------ what an operator asks for
 
     @property
     def _role_asked_back(self) -> SupervisedRole | None:
-        change = None if self._asked is None else self._asked.change
+        change = None if self._asked is None else self._asked.request
         return self._roles[change.role_id] if isinstance(change, RoleDrain) and change.is_back else None
 
     def _on_asked(self, asked: RoleAsked) -> None:
-        refusal = self._refusal(asked.change)
+        number = asked.request.request_no
+        refusal = self._refusal(asked.request)
         if refusal is not None:
             code, reason = refusal
-            number = asked.change.request_no
             self._actions.append(Reply(asked.peer, Changed(number, "refused", code, reason)))
             return
-        if isinstance(asked.change, RoleDrain) and asked.change.dry_run:
-            self._actions.append(Reply(asked.peer, _done(asked.change)))
-            return
-        self._asked = asked
-        match asked.change:
+        match asked.request:
+            case RoleDrainDryRun() as question:
+                self._actions.append(Reply(asked.peer, _done(question)))
+                return
             case RoleDrain(role_id=role_id, is_back=is_back):
                 role = self._roles[role_id]
                 role.is_kept_down = not is_back
@@ -218,8 +218,9 @@ class SupervisorCore:
             case RestartRoles():
                 plans = sorted((role.plan for role in self._roles.values()), key=lambda one: one.restart_rank)
                 self._rolling = RollingRestart([plan.role_id for plan in plans], self._now_ms)
+        self._asked = asked
 
-    def _refusal(self, change: RoleChange) -> tuple[str, str] | None:
+    def _refusal(self, change: RoleRequest) -> tuple[str, str] | None:
         """Code and reason; None: it can be done."""
         if self._outcome is not None:
             return "Busy", "everything ends"
@@ -289,23 +290,22 @@ class SupervisorCore:
             self._rolling.tick(self._now_ms)
         if self._asked is None:
             return
+        number = self._asked.request.request_no
         if self._outcome is not None:
             why = f": {self._outcome.reason}" if self._outcome.reason else ""
-            self._answer("failed", reason=f"everything ends{why}")
+            self._answer(Changed(number, "failed", reason=f"everything ends{why}"))
         elif self._rolling is not None:
             if self._rolling.is_over:
                 reason, done = self._rolling.reason, self._rolling.restarted
-                self._answer("failed" if reason else "ok", reason=reason, started=done)
-        elif isinstance(change := self._asked.change, RoleDrain):
+                self._answer(Changed(number, "failed" if reason else "ok", reason=reason, started=done))
+        elif isinstance(change := self._asked.request, RoleDrain):
             role = self._roles[change.role_id]
             if role.state is (RoleState.SERVING if change.is_back else RoleState.WAITING):
-                self._answer("ok", started=int(change.is_back), ended=int(not change.is_back))
+                self._answer(_done(change))
 
-    def _answer(self, status: str, *, reason: str = "", started: int = 0, ended: int = 0) -> None:
+    def _answer(self, answer: Changed) -> None:
         """What became of it; then something else may be asked for."""
         assert self._asked is not None, "an answer is somebody's"
-        number = self._asked.change.request_no
-        answer = Changed(number, status, reason=reason, started=started, ended=ended)
         self._actions.append(Reply(self._asked.peer, answer))
         self._asked = self._rolling = None
 
@@ -352,7 +352,7 @@ class SupervisorCore:
         role.limit_at_ms = None if limit_ms is None else self._now_ms + limit_ms
 
 
-def _done(change: RoleDrain) -> Changed:
+def _done(change: RoleDrain | RoleDrainDryRun) -> Changed:
     return Changed(change.request_no, "ok", started=int(change.is_back), ended=int(not change.is_back))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from deploy.local.rolling import Health
 from fabric.ids import PeerId
-from fabric.messages import Changed, RoleChange
+from fabric.messages import Changed, RoleRequest
 from roles.runtime.core import Tick
 from roles.runtime.process_events import ProcessExited, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
@@ -98,10 +98,10 @@ class SupervisorOutcome:
 
 @dataclass(slots=True, frozen=True)
 class RoleAsked:
-    """An operator asks for a change of the processes."""
+    """An operator asks for a change of the processes, or what would become of one."""
 
     peer: PeerId
-    change: RoleChange
+    request: RoleRequest
 
 
 @dataclass(slots=True, frozen=True)

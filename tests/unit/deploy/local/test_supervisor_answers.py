@@ -25,7 +25,7 @@ from deploy.local.events import (
 )
 from deploy.local.rolling import ASK_LIMIT_MS, HEAL_LIMIT_MS, REST_MS, Health
 from fabric.ids import PeerId
-from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrain
+from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrain, RoleDrainDryRun, RoleRequest
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT
 from roles.runtime.process_events import ProcessExited, Warn
@@ -123,8 +123,8 @@ class World:
         self.feed(Settled())
         assert self.core.is_announced
 
-    def ask(self, change: RoleChange) -> None:
-        self.feed(RoleAsked(OPERATOR, change))
+    def ask(self, request: RoleRequest) -> None:
+        self.feed(RoleAsked(OPERATOR, request))
 
     @property
     def answers(self) -> list[Changed]:
@@ -311,9 +311,11 @@ def test_a_role_is_drained_only_where_others_stand_in_for_all_that_runs_in_its_p
 ) -> None:
     world = World(plans)
     world.start()
+    world.ask(RoleDrainDryRun(1, role_id))
     world.ask(RoleDrain(1, role_id))
     world.run(10_000.0)
-    (answer,) = world.answers
+    would_be, answer = world.answers
+    assert would_be == answer
     assert answer.status == ("refused" if left_out else "ok")
     assert left_out in answer.reason
     assert ("frontend-0 runs in the process of scheduler-0" in answer.reason) == ("frontend" in left_out)
