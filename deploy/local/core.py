@@ -3,9 +3,13 @@
 Roles start by rank: the next rank starts when every role of the ones before serves (it has written its run
 file), so that nobody looks for a scheduler that is not there yet. A role that *ends by itself before it ever
 served* has said why (a port in use, a wrong configuration), and would say it again: the whole stops with its
-words. One that is killed, or ends with a defect of ours, starts again as `Restarts` says, until that gives up. One that
-has served once is never given up: what ends it again and again (a full disk, no memory) can pass, and to end the others
-would lose what they still serve.
+words. One that is killed, ends with a defect of ours, or has served starts again as `Restarts` says, until that gives up.
+Once everything has been announced nobody is given up: what ends a role again and again (a full disk, no memory) can
+pass, and to end the others would lose what they still serve.
+
+Whatever an operator asks for is answered, whatever the roles do, and then the next one may ask: a drain within the role's
+`stop_limit_ms` and `kill_ms`; a drain back at the role's first failure, within `serve_ms` and `kill_ms`; a rolling
+restart within the limits of `RollingRestart` for each role.
 
 Roles end in the opposite order of ranks, each rank with a time limit and then SIGKILL: frontends first, while
 what they have accepted can still be answered, then the agents with their workers, the scheduler last.
@@ -13,10 +17,7 @@ what they have accepted can still be answered, then the agents with their worker
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Final
+from collections.abc import Sequence
 
 from deploy.local.events import (
     Announce,
@@ -34,8 +35,9 @@ from deploy.local.events import (
     SupervisorOutcome,
     TerminateRole,
 )
-from deploy.local.rolling import RollingRestart
-from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrain
+from deploy.local.role_states import NEXT, RoleState, RoleTransition, SupervisedRole
+from deploy.local.rolling import Health, RollingRestart
+from fabric.messages import Changed, RestartRoles, RoleDrain, RoleDrainDryRun, RoleRequest
 from fabric.policy_options import suggestion
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
@@ -43,71 +45,12 @@ from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explain
 from roles.runtime.restarts import Restarts
 
 
-class RoleState(Enum):
-    """Where a role's process is in its life."""
-
-    WAITING = auto()  # no process: for its rank, or for its next start
-    STARTING = auto()  # no run file yet
-    SERVING = auto()
-    DRAINING = auto()  # asked to end, to be started again or kept down
-    TERMINATING = auto()
-    KILLED = auto()
-    GONE = auto()  # for good
-
-
-class RoleTransition(Enum):
-    """What moves a role on."""
-
-    START = auto()
-    SERVES = auto()
-    DRAIN = auto()
-    END = auto()
-    OVERDUE = auto()
-    EXITED = auto()
-
-
-NEXT: Final[Mapping[tuple[RoleState, RoleTransition], RoleState]] = {
-    (RoleState.WAITING, RoleTransition.START): RoleState.STARTING,
-    (RoleState.WAITING, RoleTransition.END): RoleState.GONE,
-    (RoleState.STARTING, RoleTransition.SERVES): RoleState.SERVING,
-    (RoleState.STARTING, RoleTransition.EXITED): RoleState.WAITING,
-    (RoleState.STARTING, RoleTransition.END): RoleState.TERMINATING,
-    (RoleState.STARTING, RoleTransition.OVERDUE): RoleState.KILLED,
-    (RoleState.SERVING, RoleTransition.EXITED): RoleState.WAITING,
-    (RoleState.SERVING, RoleTransition.END): RoleState.TERMINATING,
-    (RoleState.SERVING, RoleTransition.DRAIN): RoleState.DRAINING,
-    (RoleState.DRAINING, RoleTransition.EXITED): RoleState.WAITING,
-    (RoleState.DRAINING, RoleTransition.OVERDUE): RoleState.KILLED,
-    (RoleState.DRAINING, RoleTransition.END): RoleState.TERMINATING,
-    (RoleState.TERMINATING, RoleTransition.OVERDUE): RoleState.KILLED,
-    (RoleState.TERMINATING, RoleTransition.EXITED): RoleState.GONE,
-    (RoleState.KILLED, RoleTransition.EXITED): RoleState.WAITING,  # GONE when everything ends
-    (RoleState.KILLED, RoleTransition.END): RoleState.KILLED,
-    (
-        RoleState.KILLED,
-        RoleTransition.OVERDUE,
-    ): RoleState.GONE,  # stuck in the kernel: nothing more can be done
-    (RoleState.GONE, RoleTransition.EXITED): RoleState.GONE,
-}
-
-
-@dataclass(slots=True)
-class _Role:
-    plan: RolePlan
-    restarts: Restarts
-    state: RoleState = RoleState.WAITING
-    limit_at_ms: float | None = None
-    has_served: bool = False
-    is_kept_down: bool = False
-    """Drained by an operator."""
-
-
 class SupervisorCore:
     """Keeps a fixed set of roles running. Sans-IO: see `roles/runtime/core.py`."""
 
     def __init__(self, plans: Sequence[RolePlan], limits: SupervisorLimits | None = None) -> None:
         self._limits = limits or SupervisorLimits()
-        self._roles = {plan.role_id: _Role(plan, Restarts(self._limits.restart)) for plan in plans}
+        self._roles = {plan.role_id: SupervisedRole(plan, Restarts(self._limits.restart)) for plan in plans}
         self._outcome: SupervisorOutcome | None = None
         self._is_announced = False
         self._rolling: RollingRestart | None = None
@@ -130,8 +73,7 @@ class SupervisorCore:
             case RoleAsked():
                 self._on_asked(event)
             case RoleReported(role_id, health):
-                if self._rolling is not None and self._rolling.reported(role_id, health, now_ms):
-                    self._drain(self._roles[role_id])
+                self._on_reported(self._roles[role_id], health)
             case Settled(nothing_serves):
                 self._on_settled(nothing_serves)
             case StopAsked():
@@ -189,10 +131,11 @@ class SupervisorCore:
             if role.state is RoleState.WAITING and is_due and not role.is_kept_down:
                 role.limit_at_ms = None
                 if not is_held:
+                    role.spawned_at_ms = self._now_ms
                     self._step(role, RoleTransition.START)
                     self._actions.append(SpawnRole(role.plan.role_id, role.plan.command))
 
-    def _on_serves(self, role: _Role) -> None:
+    def _on_serves(self, role: SupervisedRole) -> None:
         if role.state is RoleState.STARTING:
             self._step(role, RoleTransition.SERVES)
             role.has_served = True
@@ -209,16 +152,15 @@ class SupervisorCore:
 
     # ------------------------------------------------------------ failing
 
-    def _on_exit(self, role: _Role, code: int, last_words: str) -> None:
+    def _on_exit(self, role: SupervisedRole, code: int, last_words: str) -> None:
         was_overdue = role.state is RoleState.KILLED
-        was_draining = role.state is RoleState.DRAINING or (was_overdue and role is self._role_asked_to_end)
+        was_told_to_end, role.is_told_to_end = role.is_told_to_end, False
         self._step(role, RoleTransition.EXITED)
         if self._outcome is not None:
             role.state = RoleState.GONE
             role.limit_at_ms = None
             return
-        if was_draining:
-            role.limit_at_ms = None
+        if was_told_to_end:
             if self._rolling is not None:
                 self._rolling.exited(role.plan.role_id)
             return
@@ -237,51 +179,52 @@ class SupervisorCore:
         if was_overdue:
             what = f"did not serve within {self._limits.serve_ms / 1e3:g} s"
         what = f"{role_id} {what}" + (f" ({said})" if said else "")
-        role.limit_at_ms = role.restarts.note_failure(self._now_ms, has_an_end=not role.has_served)
+        # Until everything is announced a process has only been getting ready, however long it lived.
+        wasted_ms = 0.0 if self._is_announced else self._now_ms - role.spawned_at_ms
+        may_give_up = not self._is_announced
+        role.limit_at_ms = role.restarts.note_failure(self._now_ms, wasted_ms, may_give_up=may_give_up)
         if role.limit_at_ms is None:
-            rule = self._limits.restart
-            count = f"{rule.failures_max} failures within {rule.window_ms / 1e3:g} s"
+            count = f"{self._limits.restart.failures_max} failures in a row"
             self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role_id} is given up after {count}: {what}"))
             return
         self._actions.append(Warn(f"{what}; starting it again"))
+        if self._asked is not None and role is self._role_asked_back:
+            reason = f"{what}; it is started again until it serves or is drained"
+            self._answer(Changed(self._asked.request.request_no, "failed", reason=reason))
 
     # ------------------------------------------------------------ what an operator asks for
 
     @property
-    def _role_asked_to_end(self) -> _Role | None:
-        if self._asked is None:
-            return None
-        match self._asked.change:
-            case RoleDrain(role_id=role_id):
-                return self._roles[role_id]
-            case _:
-                assert self._rolling is not None, "that is what was asked for"
-                return self._roles.get(self._rolling.role_id)
+    def _role_asked_back(self) -> SupervisedRole | None:
+        change = None if self._asked is None else self._asked.request
+        return self._roles[change.role_id] if isinstance(change, RoleDrain) and change.is_back else None
 
     def _on_asked(self, asked: RoleAsked) -> None:
-        refusal = self._refusal(asked.change)
+        number = asked.request.request_no
+        refusal = self._refusal(asked.request)
         if refusal is not None:
             code, reason = refusal
-            number = asked.change.request_no
             self._actions.append(Reply(asked.peer, Changed(number, "refused", code, reason)))
             return
-        if isinstance(asked.change, RoleDrain) and asked.change.dry_run:
-            self._actions.append(Reply(asked.peer, _done(asked.change)))
-            return
-        self._asked = asked
-        match asked.change:
+        match asked.request:
+            case RoleDrainDryRun() as question:
+                self._actions.append(Reply(asked.peer, _done(question)))
+                return
             case RoleDrain(role_id=role_id, is_back=is_back):
                 role = self._roles[role_id]
                 role.is_kept_down = not is_back
-                if role.is_kept_down and role.state is RoleState.SERVING:
+                if role.is_kept_down:
                     self._drain(role)
             case RestartRoles():
                 plans = sorted((role.plan for role in self._roles.values()), key=lambda one: one.restart_rank)
                 self._rolling = RollingRestart([plan.role_id for plan in plans], self._now_ms)
+        self._asked = asked
 
-    def _refusal(self, change: RoleChange) -> tuple[str, str] | None:
+    def _refusal(self, change: RoleRequest) -> tuple[str, str] | None:
         """Code and reason; None: it can be done."""
-        if self._asked is not None or self._outcome is not None:
+        if self._outcome is not None:
+            return "Busy", "everything ends"
+        if self._asked is not None:
             return "Busy", "another change is under way"
         if isinstance(change, RestartRoles):
             down = [role_id for role_id, role in self._roles.items() if role.state is not RoleState.SERVING]
@@ -291,16 +234,30 @@ class SupervisorCore:
             return self._no_role_of_its_own(change.role_id)
         if change.is_back:
             return None if role.is_kept_down else ("InvalidConfig", f"{change.role_id} is not drained")
-        if role.state is not RoleState.SERVING:
-            return "Busy", f"{change.role_id} does not serve"
-        others = [
-            other
-            for other in self._roles.values()
-            if other is not role and role.plan.kind in _kinds(other.plan) and other.state is RoleState.SERVING
-        ]
-        if role.plan.kind and not others:
-            return "InvalidConfig", f"no {role.plan.kind} would be left"
-        return None
+        if role.is_kept_down:
+            return "InvalidConfig", f"{change.role_id} is drained already"
+        if not role.has_served:
+            return "Busy", f"{change.role_id} has not served yet"
+        return self._nobody_stands_in(role.plan)
+
+    def _nobody_stands_in(self, plan: RolePlan) -> tuple[str, str] | None:
+        """Why that role cannot end: nothing of what its process is for may be without one that serves."""
+        left = {
+            kind
+            for role_id, role in self._roles.items()
+            if role_id != plan.role_id and role.state is RoleState.SERVING
+            for kind in role.plan.kinds
+        }
+        missing = [kind for kind in plan.kinds if kind not in left]
+        if not missing:
+            return None
+        reason = f"{' and '.join(f'no {kind}' for kind in missing)} would be left"
+        if plan.frontend and "frontend" in missing:
+            reason += (
+                f": {plan.frontend} runs in the process of {plan.role_id} and ends with it; to keep it, start the cluster by"
+                " `tenuto up --apart`, or with cluster.frontends: 2"
+            )
+        return "InvalidConfig", reason
 
     def _no_role_of_its_own(self, role_id: str) -> tuple[str, str]:
         host = next((one.plan for one in self._roles.values() if one.plan.frontend == role_id), None)
@@ -312,8 +269,19 @@ class SupervisorCore:
         )
         return "InvalidConfig", reason
 
-    def _drain(self, role: _Role) -> None:
-        if role.state is RoleState.SERVING:
+    def _on_reported(self, role: SupervisedRole, health: Health) -> None:
+        if self._rolling is None or role.state is not RoleState.SERVING:
+            return
+        if self._rolling.reported(role.plan.role_id, health, self._now_ms):
+            self._drain(role)
+
+    def _drain(self, role: SupervisedRole) -> None:
+        """End its process when it has finished, if there is one."""
+        if role.state is RoleState.WAITING:
+            role.limit_at_ms = None  # no next start
+            return
+        role.is_told_to_end = True
+        if role.state is not RoleState.KILLED:
             self._step(role, RoleTransition.DRAIN)
             self._actions.append(TerminateRole(role.plan.role_id))
 
@@ -322,21 +290,24 @@ class SupervisorCore:
             self._rolling.tick(self._now_ms)
         if self._asked is None:
             return
-        answer: Changed | None = None
-        number = self._asked.change.request_no
+        number = self._asked.request.request_no
         if self._outcome is not None:
-            answer = Changed(number, "failed", reason="everything ends")
+            why = f": {self._outcome.reason}" if self._outcome.reason else ""
+            self._answer(Changed(number, "failed", reason=f"everything ends{why}"))
         elif self._rolling is not None:
             if self._rolling.is_over:
                 reason, done = self._rolling.reason, self._rolling.restarted
-                answer = Changed(number, "failed" if reason else "ok", reason=reason, started=done)
-        elif isinstance(self._asked.change, RoleDrain):
-            role = self._roles[self._asked.change.role_id]
-            if role.state is (RoleState.SERVING if self._asked.change.is_back else RoleState.WAITING):
-                answer = _done(self._asked.change)
-        if answer is not None:
-            self._actions.append(Reply(self._asked.peer, answer))
-            self._asked = self._rolling = None
+                self._answer(Changed(number, "failed" if reason else "ok", reason=reason, started=done))
+        elif isinstance(change := self._asked.request, RoleDrain):
+            role = self._roles[change.role_id]
+            if role.state is (RoleState.SERVING if change.is_back else RoleState.WAITING):
+                self._answer(_done(change))
+
+    def _answer(self, answer: Changed) -> None:
+        """What became of it; then something else may be asked for."""
+        assert self._asked is not None, "an answer is somebody's"
+        self._actions.append(Reply(self._asked.peer, answer))
+        self._asked = self._rolling = None
 
     # ------------------------------------------------------------ ending
 
@@ -369,7 +340,7 @@ class SupervisorCore:
                 else:  # nothing to do about it, but two of one name would be worse than an end
                     self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role.plan.role_id} cannot be killed"))
 
-    def _step(self, role: _Role, step: RoleTransition) -> None:
+    def _step(self, role: SupervisedRole, step: RoleTransition) -> None:
         role.state = NEXT[role.state, step]
         limits_ms = {
             RoleState.STARTING: self._limits.serve_ms,
@@ -381,13 +352,8 @@ class SupervisorCore:
         role.limit_at_ms = None if limit_ms is None else self._now_ms + limit_ms
 
 
-def _done(change: RoleDrain) -> Changed:
+def _done(change: RoleDrain | RoleDrainDryRun) -> Changed:
     return Changed(change.request_no, "ok", started=int(change.is_back), ended=int(not change.is_back))
-
-
-def _kinds(plan: RolePlan) -> tuple[str, ...]:
-    """What its process stands in for."""
-    return (plan.kind, "frontend") if plan.frontend else (plan.kind,)
 
 
 def _said(last_words: str) -> str:

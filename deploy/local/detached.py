@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
@@ -22,6 +24,8 @@ START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, a
 STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
 KILL_LIMIT_MS = 5_000.0
 _LOOK_EVERY_S = 0.05
+_LOG_END_BYTES: Final = 64 << 10
+_WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)")
 
 
 def stop_running(run_dir: Path) -> None:
@@ -93,6 +97,19 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     raise kind(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
 
 
+def not_ready(run_dir: Path, limit_ms: float) -> FabricError:
+    """The error of a start that takes too long, with the last thing in its log that may say why."""
+    text = f"the cluster was not ready within {limit_ms / 1e3:g} s"
+    with contextlib.suppress(OSError), (run_dir / LOG_FILE).open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END_BYTES))
+        for line in reversed(log.read().decode("utf-8", "replace").splitlines()):
+            if line.startswith("tenuto: "):
+                return FabricError(f"{text}; the last that its log says: {line.removeprefix('tenuto: ')}")
+            if warned := _WARNED.search(line):
+                return FabricError(f"{text}; the last that its log says: {warned[1]}: {warned[2]}")
+    return FabricError(text)
+
+
 def _forget_log(run_dir: Path, *, is_removed: bool) -> None:
     (run_dir / LOG_FILE).unlink(missing_ok=True)
     if is_removed:
@@ -115,7 +132,7 @@ def _until_ready(process: subprocess.Popen[bytes], run_dir: Path) -> UpFile | No
                 return up_file
     finally:
         os.close(handle)
-    raise FabricError(f"the cluster was not ready within {START_LIMIT_MS / 1e3:g} s")
+    raise not_ready(run_dir, START_LIMIT_MS)
 
 
 def _has_ended(handle: int, limit_ms: float) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from deploy.local.rolling import Health
 from fabric.ids import PeerId
-from fabric.messages import Changed, RoleChange
+from fabric.messages import Changed, RoleRequest
 from roles.runtime.core import Tick
 from roles.runtime.process_events import ProcessExited, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
@@ -27,9 +27,15 @@ class RolePlan:
     stop_limit_ms: float
     restart_rank: int = 0
     kind: str = ""
-    """Roles of one kind stand in for one another; empty: this one does not matter to clients."""
+    """What the role is, such as `frontend` or `scheduler of shard 1`. Roles of one kind stand in for one another while
+    one of them is down; empty: nobody needs to stand in for this one."""
     frontend: str = ""
     """The frontend that runs in the same process: it comes and goes with this role."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of which its process is one, and for which another has to stand in when it ends."""
+        return tuple(kind for kind in (self.kind, "frontend" if self.frontend else "") if kind)
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,10 +98,10 @@ class SupervisorOutcome:
 
 @dataclass(slots=True, frozen=True)
 class RoleAsked:
-    """An operator asks for a change of the processes."""
+    """An operator asks for a change of the processes, or what would become of one."""
 
     peer: PeerId
-    change: RoleChange
+    request: RoleRequest
 
 
 @dataclass(slots=True, frozen=True)

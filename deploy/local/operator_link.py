@@ -11,7 +11,7 @@ from deploy.local.rolling import health_of
 from fabric.errors import ConfigError, PeerLost
 from fabric.ids import OPERATOR, PeerId, new_incarnation, peer_id
 from fabric.link import Received
-from fabric.messages import Ping, Pong, RestartRoles, RoleDrain, StatusAsked, StatusListed
+from fabric.messages import Ping, Pong, RestartRoles, RoleDrain, RoleDrainDryRun, StatusAsked, StatusListed
 from fabric.sockets import DealerLink, RouterLink
 from roles.runtime.environment import RunDir
 from roles.runtime.loop.sources import LinkSource, TimedSource
@@ -33,8 +33,8 @@ def operator_source(link: RouterLink, status: Callable[[], StatusListed]) -> Lin
 
     def translate(received: Received) -> RoleAsked | None:
         match received.message:
-            case RoleDrain() | RestartRoles() as change:
-                return RoleAsked(received.peer, change)
+            case RoleDrain() | RoleDrainDryRun() | RestartRoles() as request:
+                return RoleAsked(received.peer, request)
             case Ping(number):
                 link.send(received.peer, Pong(number))
             case StatusAsked():

@@ -125,6 +125,8 @@ from fabric.messages.operator import (
     RestartRoles as RestartRoles,
     RoleChange as RoleChange,
     RoleDrain as RoleDrain,
+    RoleDrainDryRun as RoleDrainDryRun,
+    RoleRequest as RoleRequest,
     SchedulerStanding as SchedulerStanding,
     SectionAsked as SectionAsked,
     SliceReport as SliceReport,

@@ -41,6 +41,7 @@ from fabric.messages.operator import (
     ModelsRemove,
     RestartRoles,
     RoleDrain,
+    RoleDrainDryRun,
     SectionAsked,
     StatusAsked,
     StatusListed,
@@ -102,6 +103,7 @@ AnyMessage = (
     | DrainAsked
     | SectionAsked
     | RoleDrain
+    | RoleDrainDryRun
     | RestartRoles
     | Changed
     | PlanAsked

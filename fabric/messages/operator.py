@@ -168,15 +168,22 @@ PlanRequest = PlanChange | SectionAsked
 
 
 class RoleDrain(Message, frozen=True, tag=67):
-    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again.
+    """Operator -> `tenuto up`: end that role when it has finished, and keep it down. `is_back`: start it again."""
 
-    `dry_run`: answered as if it were done, and not done.
+    request_no: int
+    role_id: str
+    is_back: bool = False
+
+
+class RoleDrainDryRun(Message, frozen=True, tag=86):
+    """Operator -> `tenuto up`: what would a `RoleDrain` be answered? It is not done.
+
+    A message of its own: a field of `RoleDrain` would be skipped by an older peer, which would do what it was only asked about.
     """
 
     request_no: int
     role_id: str
     is_back: bool = False
-    dry_run: bool = False
 
 
 class RestartRoles(Message, frozen=True, tag=68):
@@ -186,7 +193,9 @@ class RestartRoles(Message, frozen=True, tag=68):
 
 
 RoleChange = RoleDrain | RestartRoles
-"""What an operator may ask of the processes."""
+"""What an operator may have done with the processes."""
+RoleRequest = RoleChange | RoleDrainDryRun
+"""All that he may ask `tenuto up` besides how it is; each is answered with a `Changed`."""
 
 
 class Changed(Message, frozen=True, tag=66):

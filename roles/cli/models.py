@@ -21,6 +21,7 @@ from fabric.messages import (
     ModelsRemove,
     PlanChange,
     RoleDrain,
+    RoleDrainDryRun,
 )
 from fabric.policy_options import brief, shown
 from roles.cli.json_output import as_plain, echo_json
@@ -37,7 +38,7 @@ from roles.cli.plan_changes import (
     schedulers_of,
     show,
 )
-from roles.cli.restart import ask_supervisor, raise_refusal
+from roles.cli.restart import ask_supervisor, ask_supervisor_only, raise_refusal
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
@@ -230,7 +231,10 @@ def _is_role(where: str, cluster: Cluster) -> bool:
 def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, as_json: bool) -> None:
     home = chosen_run_dir(cluster.run_dir)
     try:
-        answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back, is_dry))
+        if is_dry:
+            answer = ask_supervisor_only(home.path, RoleDrainDryRun(new_request_no(), role_id, is_back))
+        else:
+            answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back))
     finally:
         home.remove()
     if as_json:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
 from fabric.errors import ConfigError, FabricError, PeerLost
-from fabric.messages import Changed, RestartRoles, RoleChange
+from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrainDryRun
 from roles.cli.json_output import echo_json
 from roles.cli.options import chosen_run_dir, json_option, run_dir_flag
 from roles.runtime.environment import RunDir
-from roles.runtime.operator_request import ask_change, new_request_no
+from roles.runtime.operator_request import NotAnswered, ask_change, new_request_no
 from roles.runtime.run_directory import UP_SOCKET, is_claimed
 from roles.runtime.running_cluster import processes_in
+
+DRY_RUN_LIMIT_MS: Final = 6_000.0
+"""It is answered at once by who knows the question. Longer than the silence of one who is gone (5 s), which is told as that."""
 
 
 @click.command()
@@ -66,9 +70,26 @@ def tell_processes(run_dir: Path, verb: str, *, as_json: bool = False) -> None:
 
 def ask_supervisor(run_dir: Path, change: RoleChange) -> Changed:
     """What `tenuto up` of that run directory answers when it is done. PeerLost where none runs."""
+    return ask_change(_where_supervisor_listens(run_dir), change)
+
+
+def ask_supervisor_only(
+    run_dir: Path, question: RoleDrainDryRun, limit_ms: float = DRY_RUN_LIMIT_MS
+) -> Changed:
+    """What it would answer. Raises PeerLost where none runs, FabricError where it is of a version without dry runs of roles."""
+    try:
+        return ask_change(_where_supervisor_listens(run_dir), question, limit_ms=limit_ms)
+    except NotAnswered as error:  # who does not know a message drops it, and answers pings as before
+        raise FabricError(
+            "the `tenuto up` that runs here does not know dry runs of roles, as it was started by an older version; nothing was"
+            " done. `tenuto down` and then `tenuto up` start the present one"
+        ) from error
+
+
+def _where_supervisor_listens(run_dir: Path) -> list[str]:
     if not run_dir.is_dir() or not is_claimed(run_dir):
         raise PeerLost(f"no cluster runs in {run_dir}")
-    return ask_change([RunDir(run_dir).ipc_address(UP_SOCKET)], change)
+    return [RunDir(run_dir).ipc_address(UP_SOCKET)]
 
 
 def raise_refusal(answer: Changed) -> None:

@@ -11,13 +11,17 @@ from fabric.curve import guarded
 from fabric.errors import PeerLost, Unauthorised
 from fabric.ids import OPERATOR, new_incarnation, peer_id
 from fabric.keys import Keyring
-from fabric.messages import Changed, Ping, PlanRequest, Pong, RoleChange
+from fabric.messages import Changed, Ping, PlanRequest, Pong, RoleDrainDryRun, RoleRequest, SectionAsked
 from fabric.sockets import DealerLink
 from roles.runtime.core import SCHEDULER
 
 ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
 SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
 PING_EVERY_MS = 500.0
+
+
+class NotAnswered(PeerLost):
+    """Who was asked is there, and has not answered within the time limit."""
 
 
 def new_request_no() -> int:
@@ -27,17 +31,17 @@ def new_request_no() -> int:
 
 def ask_change(
     addresses: Sequence[str],
-    change: PlanRequest | RoleChange,
+    request: PlanRequest | RoleRequest,
     *,
     limit_ms: float = ANSWER_LIMIT_MS,
     silence_ms: float = SILENCE_MAX_MS,
     keyring: Keyring | None = None,
     clock: Clock | None = None,
 ) -> Changed:
-    """Ask a scheduler, or `tenuto up`, for a change and wait until it is over.
+    """Ask a scheduler, or `tenuto up`, for a change and wait until it is over, or ask a question.
 
     `keyring`: the operator's, where the scheduler is reached by TCP. Raises PeerLost when it is or becomes unreachable,
-    Unauthorised where the key does not permit it.
+    NotAnswered when it is there and `limit_ms` is over, Unauthorised where the key does not permit it.
     """
     clock = clock or MonotonicClock()
     own = peer_id(OPERATOR, new_incarnation())
@@ -50,7 +54,7 @@ def ask_change(
             ping_at_ms, pings = heard_at_ms, 0
             is_asked = False
             while clock.now_ms() < until_ms:
-                is_asked = is_asked or link.send(SCHEDULER, change)
+                is_asked = is_asked or link.send(SCHEDULER, request)
                 if link.refusal:
                     raise Unauthorised(link.refusal)
                 if clock.now_ms() >= ping_at_ms:
@@ -59,14 +63,14 @@ def ask_change(
                 for received in link.receive(16):
                     heard_at_ms = clock.now_ms()
                     match received.message:
-                        case Changed(request_no=number) as answer if number == change.request_no:
+                        case Changed(request_no=number) as answer if number == request.request_no:
                             return answer
                         case Pong():
                             pass
                 if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
                     what = (
                         "; whether the change was made is not known: look at `tenuto status`"
-                        if is_asked
+                        if is_asked and not isinstance(request, SectionAsked | RoleDrainDryRun)
                         else ""
                     )
                     raise PeerLost(f"nobody answers at {addresses[0]}{what}")
@@ -74,4 +78,4 @@ def ask_change(
                     selector.select(0.01)
     finally:
         link.close()
-    raise PeerLost(f"no answer within {limit_ms / 1e3:g} s")
+    raise NotAnswered(f"no answer within {limit_ms / 1e3:g} s")

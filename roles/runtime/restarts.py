@@ -33,8 +33,10 @@ class Restarts:
         self._in_a_row = 0
         self._wasted_ms = 0.0
 
-    def note_failure(self, now_ms: float, wasted_ms: float = 0.0, *, has_an_end: bool = True) -> float | None:
-        """The moment of the next start; None: give up, which is never where it has no end.
+    def note_failure(
+        self, now_ms: float, wasted_ms: float = 0.0, *, may_give_up: bool = True
+    ) -> float | None:
+        """The moment of the next start; None: give up, which is said only where that `may_give_up`.
 
         A quiet window forgives: the next start is at once again. `wasted_ms`: for how long it ran without
         ever being ready.
@@ -46,7 +48,7 @@ class Restarts:
         self._failed_at_ms.append(at_ms)
         self._in_a_row += 1
         is_full = len(self._failed_at_ms) == self._rule.failures_max
-        if has_an_end and is_full and at_ms - self._failed_at_ms[0] <= self._rule.window_ms:
+        if may_give_up and is_full and at_ms - self._failed_at_ms[0] <= self._rule.window_ms:
             return None
         if self._in_a_row == 1:
             return now_ms

@@ -20,7 +20,16 @@ from deploy.local.events import (
 )
 from deploy.local.rolling import HEAL_LIMIT_MS, REST_MS, Health, health_of
 from fabric.ids import PeerId
-from fabric.messages import Changed, RestartRoles, RoleDrain, SliceReport, SliceState, StatusListed
+from fabric.messages import (
+    Changed,
+    RestartRoles,
+    RoleDrain,
+    RoleDrainDryRun,
+    RoleRequest,
+    SliceReport,
+    SliceState,
+    StatusListed,
+)
 from roles.runtime.core import Tick
 from roles.runtime.process_events import ProcessExited, StopAsked
 
@@ -52,7 +61,7 @@ class Up:
         self.done += actions
         return actions
 
-    def ask(self, change: RestartRoles | RoleDrain) -> list[SupervisorAction]:
+    def ask(self, change: RoleRequest) -> list[SupervisorAction]:
         return self.feed(RoleAsked(OPERATOR, change))
 
     def wait(self, ms: float) -> list[SupervisorAction]:
@@ -160,8 +169,8 @@ TOGETHER = (replace(PLANS[0], frontend="frontend-0"), PLANS[1], PLANS[3])
 
 def test_a_frontend_in_the_schedulers_process_says_so_and_how_it_could_be_drained() -> None:
     up = Up(TOGETHER)
-    for dry_run in (True, False):
-        up.ask(RoleDrain(1, "frontend-0", dry_run=dry_run))
+    for request in (RoleDrainDryRun(1, "frontend-0"), RoleDrain(1, "frontend-0")):
+        up.ask(request)
         answer = up.answers[-1]
         assert (answer.status, answer.code) == ("refused", "InvalidConfig")
         assert "frontend-0 runs in the process of scheduler-0" in answer.reason
@@ -174,8 +183,8 @@ def test_a_frontend_in_the_schedulers_process_stands_in_for_another_one() -> Non
 
 def test_what_is_only_said_is_refused_as_it_would_be_and_else_answered_as_if_it_were_done() -> None:
     up = Up()
-    up.ask(RoleDrain(1, "frontend-1", dry_run=True))
-    up.ask(RoleDrain(2, "frontend-7", dry_run=True))
+    up.ask(RoleDrainDryRun(1, "frontend-1"))
+    up.ask(RoleDrainDryRun(2, "frontend-7"))
     assert up.answers[0] == Changed(1, "ok", ended=1)
     assert (up.answers[1].status, up.answers[1].code) == ("refused", "UnknownRole")
     assert not any(isinstance(action, TerminateRole) for action in up.done)
