@@ -43,9 +43,8 @@ def read_arrays(path: Path) -> Tensor | Mapping[str, Tensor]:
             loaded = np.load(file, allow_pickle=False)
             arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror or _CUT}"
-        ) from error  # bz2's has no reason of the system
+        # bz2 raises one without a reason of the system's, for damaged data.
+        raise ConfigError(f"{path} cannot be read: {error.strerror or _CUT}") from error
     except MemoryError as error:
         raise ConfigError(f"{path} cannot be read: there is no memory for it: {error}") from error
     except _DAMAGED as error:
