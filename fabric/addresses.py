@@ -5,7 +5,7 @@ from __future__ import annotations
 from fabric.errors import ConfigError
 from fabric.policy_options import shown
 
-_PORT_MAX = 65_535
+PORT_MAX = 65_535
 
 
 def check_address(address: str) -> None:
@@ -15,15 +15,13 @@ def check_address(address: str) -> None:
     """
     scheme, mark, rest = address.partition("://")
     host, _, port = (rest if mark else address).partition("?")[0].rpartition(":")
-    is_complete = (
-        host and port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= _PORT_MAX
-    )
+    is_complete = host and port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX
     if not mark:
         right = f"tcp://{address}" if is_complete else "tcp://HOST:PORT, or ipc:///PATH on this host"
     elif scheme == "ipc":
         right = "" if rest.startswith("/") else "ipc:///PATH, with an absolute path"
     elif scheme == "tcp":
-        right = "" if is_complete else f"tcp://HOST:PORT, with a port from 1 to {_PORT_MAX}"
+        right = "" if is_complete else f"tcp://HOST:PORT, with a port from 1 to {PORT_MAX}"
     else:
         right = "tcp://HOST:PORT, or ipc:///PATH on this host"
     if right:

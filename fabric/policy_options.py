@@ -114,8 +114,10 @@ def shown(value: Any) -> str:
 
 
 def brief(text: object) -> str:
-    """A text in a message, cut where it is long."""
+    """A text in a message, cut where it is long; what would break the line, or is no character, is escaped."""
     whole = str(text)
+    if not whole.isprintable():
+        whole = repr(whole)[1:-1]
     return whole if len(whole) <= 60 else f"{whole[:40]}… ({len(whole)} characters)"
 
 

@@ -11,18 +11,21 @@ from numpy.typing import ArrayLike
 from fabric.client.client_options import ClientOptions
 from fabric.errors import InvalidInput, TooLarge
 from fabric.limits import DURATION_MAX_MS, NAME_CHARS_MAX
-from fabric.link import NamedTensor, Tensor
+from fabric.link import NamedTensor
 from fabric.messages import PRIORITY_MAX, TENSORS_MAX
+from fabric.policy_options import brief
 
 Inputs = Mapping[str, ArrayLike | bytes]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
+_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)
+"""What others' classes raise where they are compared with a number, or made into one or into an array, and cannot be."""
 
 
 def checked_model(model: str) -> str:
     """The name. Raises InvalidInput for what is none."""
     if not isinstance(model, str):
         raise InvalidInput(f"the model is {type(model).__name__}; it must be a name")
-    return _short(model, "the model's name")
+    return _plain_name(model, "the model's name")
 
 
 def checked_inputs(inputs: Inputs, options: ClientOptions) -> list[NamedTensor]:
@@ -31,7 +34,7 @@ def checked_inputs(inputs: Inputs, options: ClientOptions) -> list[NamedTensor]:
         raise InvalidInput(f"the inputs are {type(inputs).__name__}; they must be a mapping: {{name: array}}")
     if len(inputs) > TENSORS_MAX:
         raise InvalidInput(f"{len(inputs):,} inputs; there may be at most {TENSORS_MAX:,}")
-    tensors = [NamedTensor(name, _as_tensor(name, value)) for name, value in inputs.items()]
+    tensors = [_as_tensor(name, value) for name, value in inputs.items()]
     size, size_max = sum(tensor.array.nbytes for tensor in tensors), options.payload_bytes_max
     if size > size_max:
         raise TooLarge(
@@ -42,18 +45,8 @@ def checked_inputs(inputs: Inputs, options: ClientOptions) -> list[NamedTensor]:
 
 def limit_ms_of(budget_ms: float | None, options: ClientOptions) -> float:
     """How long to wait at most. Raises InvalidInput for a budget that is none."""
-    if budget_ms is None:
-        return options.budget_unknown_ms + options.grace_ms
-    try:
-        is_one = 0 < budget_ms <= DURATION_MAX_MS
-    except (TypeError, ValueError):  # no number, or several
-        is_one = False
-    if not is_one:
-        raise InvalidInput(
-            f"budget_ms is {budget_ms!r:.40}; it must be a number of ms, over 0 and at most {DURATION_MAX_MS:,.0f}"
-            " (None: the model's SLO)"
-        )
-    return budget_ms + options.grace_ms
+    budget_ms = plain_budget(budget_ms)
+    return (options.budget_unknown_ms if budget_ms is None else budget_ms) + options.grace_ms
 
 
 def checked_priority(priority: int | None) -> int | None:
@@ -62,37 +55,65 @@ def checked_priority(priority: int | None) -> int | None:
         return None
     try:
         number = operator.index(priority)
-    except TypeError:
+    except _NO_NUMBER:
         number = -1
     if not 0 <= number <= PRIORITY_MAX:
         raise InvalidInput(
-            f"priority is {priority!r:.40}; it must be a whole number from 0 to {PRIORITY_MAX}"
+            f"priority is {_written(priority)}; it must be a whole number from 0 to {PRIORITY_MAX}"
             " (None: the model's)"
         )
     return number
 
 
 def plain_budget(budget_ms: float | None) -> float | None:
-    """As the encoder takes it: numpy's floats are not for it."""
-    return None if budget_ms is None else float(budget_ms)
-
-
-def _as_tensor(name: str, value: ArrayLike | bytes) -> Tensor:
-    if not isinstance(name, str):
-        raise InvalidInput(f"an input is named {name!r:.60}; names are texts")
-    _short(name, "an input's name")
-    if isinstance(value, bytes | bytearray | memoryview):
-        return np.frombuffer(value, np.uint8)
+    """As the encoder takes it, of whatever kind of number: a decimal, a fraction, numpy's. Raises InvalidInput for a budget that is none."""
+    if budget_ms is None:
+        return None
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(f"input {name!r} is not an array: {error}") from error
-    return array  # whether it can be sent is said when it is packed
+        # Compared first: float() takes texts and spans of time, too. numpy compares complex numbers, Python does not.
+        is_one = budget_ms > 0.0 and not isinstance(budget_ms, np.complexfloating)
+        number = float(budget_ms) if is_one else 0.0
+    except _NO_NUMBER:
+        number = 0.0
+    if not 0.0 < number <= DURATION_MAX_MS:
+        raise InvalidInput(
+            f"budget_ms is {_written(budget_ms)}; it must be a number of ms, over 0 and at most {DURATION_MAX_MS:,.0f}"
+            " (None: the model's SLO)"
+        )
+    return number
 
 
-def _short(name: str, what: str) -> str:
+def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
+    if not isinstance(name, str):
+        raise InvalidInput(f"an input is named {_written(name)}; names are texts")
+    plain = _plain_name(name, "an input's name")
+    try:
+        if isinstance(value, memoryview) and not value.c_contiguous:
+            value = value.tobytes()  # numpy takes no view with gaps
+        is_raw = isinstance(value, bytes | bytearray | memoryview)
+        array = np.frombuffer(value, np.uint8) if is_raw else np.asarray(value)
+    except (*_NO_NUMBER, BufferError) as error:
+        raise InvalidInput(f"input {plain!r} is not an array: {error}") from error
+    return NamedTensor(plain, array)  # whether it can be sent is said when it is packed
+
+
+def _plain_name(name: str, what: str) -> str:
+    """As the encoder takes it: nothing that is only derived from a text, such as numpy's or a member of an enumeration."""
     if len(name) > NAME_CHARS_MAX:
         raise InvalidInput(
             f"{what} has {len(name):,} characters ({name[:20]!r}…); it may have at most {NAME_CHARS_MAX}"
         )
-    return name
+    plain = str.__str__(name)
+    try:
+        plain.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} is {_written(plain)}, which holds half of a character") from error
+    return plain
+
+
+def _written(value: object) -> str:
+    """In a message: in one line, and cut where it is long."""
+    try:
+        return brief(repr(value))
+    except ValueError:  # Python writes no whole number of over 4,300 digits
+        return f"{type(value).__name__} of thousands of digits"

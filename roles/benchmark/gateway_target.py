@@ -12,14 +12,16 @@ import json
 import re
 import ssl
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
 
+from fabric.addresses import PORT_MAX, check_address
 from fabric.client import InferResult
 from fabric.errors import ConfigError, FabricError, PeerLost, RequestError
 from fabric.ids import ModelId, SliceId
 from fabric.link import Tensor
 from fabric.messages import Ledger, ModelInfo, TensorInfo, replaced
+from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 from roles.benchmark.http_connections import OK, HttpAnswer, HttpClient, HttpTarget
 from roles.gateway.tensors import datatype_of, to_raw
@@ -27,8 +29,11 @@ from roles.gateway.tensors import datatype_of, to_raw
 if TYPE_CHECKING:
     from roles.gateway.rpc.client import RpcClient
 
-HTTP_SCHEMES: Final = ("http", "https")
-RPC_SCHEMES: Final = ("grpc", "grpcs")
+GATEWAY_SCHEMES: Final = ("http://", "https://", "grpc://", "grpcs://")
+_PORTS: Final = {"http": 80, "https": 443}
+"""Where an address names none; gRPC has none of its own."""
+_HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]"
+_ADDRESS: Final = re.compile(rf"(https?|grpcs?)://(({_HOST})(?::([0-9]{{1,5}}))?)/?")
 ASK_S: Final = 10.0
 ANSWER_SPARE_S: Final = 2.0
 MODELS_BYTES_MAX: Final = 64 << 20
@@ -48,23 +53,49 @@ class GatewayError(RequestError):
         return type(self), (self.code, self.reason)
 
 
+class GatewayAddress(NamedTuple):
+    """Where a gateway listens. `host` is without the brackets of IPv6, `written` is HOST:PORT as the user has it."""
+
+    scheme: str
+    host: str
+    port: int
+    written: str
+
+
+def gateway_address(address: str) -> GatewayAddress:
+    """The parts of ``http://HOST:PORT``, ``grpc://HOST:PORT`` and those with TLS. Raises ConfigError for anything else."""
+    found = _ADDRESS.fullmatch(address)
+    if found is not None:
+        scheme, written, host, digits = found.groups()
+        port = int(digits) if digits else _PORTS.get(scheme, 0)
+        if 1 <= port <= PORT_MAX:
+            return GatewayAddress(scheme, host.strip("[]"), port, written)
+    right = "grpc://127.0.0.1:8001" if address.startswith("grpc") else "http://127.0.0.1:8000"
+    raise ConfigError(f"{shown(address)} is no gateway's address; it must be like {right}")
+
+
+def check_target(address: str) -> None:
+    """Raise ConfigError for what is neither a frontend's address nor a gateway's, with what it should look like."""
+    if address.startswith(GATEWAY_SCHEMES):
+        gateway_address(address)
+        return
+    try:
+        check_address(address)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or {', '.join(GATEWAY_SCHEMES)}") from error
+
+
 class GatewayClient(HttpClient):
     """Submits to one gateway, requests of at most that budget. `token`: a bearer token, where it asks for one. Raises ConfigError for an address that is none."""
 
     def __init__(self, address: str, token: str = "", budget_ms_max: float = 0.0) -> None:
-        parts = urlsplit(address)
-        if parts.scheme not in HTTP_SCHEMES or not parts.hostname or parts.path.strip("/") or parts.query:
-            raise ConfigError(f"{address} is no gateway's address; write it like http://127.0.0.1:8000")
-        try:
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError as error:
-            raise ConfigError(f"{address}: {error}") from error
-        self._address, self._host, self._port = address, parts.hostname, port
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._head = f"Host: {parts.netloc}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
+        at = gateway_address(address)
+        self._address, self._host, self._port = address, at.host, at.port
+        self._tls = ssl.create_default_context() if at.scheme == "https" else None
+        self._head = f"Host: {at.written}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
         # The gateway answers by a request's deadline; this is for one that does not.
         self.limit_s = budget_ms_max / 1e3 + ANSWER_SPARE_S
-        super().__init__(HttpTarget({"": [(port, b"")]}, parts.hostname, self._tls))
+        super().__init__(HttpTarget({"": [(at.port, b"")]}, at.host, self._tls))
 
     async def models(self, names: Iterable[ModelId]) -> dict[ModelId, ModelInfo]:
         """What it serves, these and others. Raises PeerLost, and RequestError where it wants a token."""
@@ -138,18 +169,18 @@ class GatewayClient(HttpClient):
 
 def gateway_client(address: str, token: str, budget_ms_max: float) -> GatewayClient | RpcClient:
     """By HTTP or gRPC, as the address says. Raises ConfigError for one that is none, or without the extra for gRPC."""
-    scheme, _, rest = address.partition("://")
-    if scheme not in RPC_SCHEMES:
+    at = gateway_address(address)
+    if at.scheme in _PORTS:
         return GatewayClient(address, token, budget_ms_max)
-    if not re.fullmatch(r"[^/]+:[0-9]{1,5}", rest):
-        raise ConfigError(f"{address} is no gateway's address; write it like grpc://127.0.0.1:8001")
     try:
         from roles.gateway.rpc.client import RpcClient  # noqa: PLC0415  an extra, and a second's import
     except ImportError as error:
         raise ConfigError(
-            f"{scheme}:// needs more than is installed: pip install 'tenuto[gateway]' ({error})"
+            f"{at.scheme}:// needs more than is installed: pip install 'tenuto[gateway]' ({error})"
         ) from error
-    return RpcClient(rest, is_tls=scheme == "grpcs", token=token, failed=GatewayError, ledger=ledger_of)
+    return RpcClient(
+        at.written, is_tls=at.scheme == "grpcs", token=token, failed=GatewayError, ledger=ledger_of
+    )
 
 
 def ledger_of(timing: str, took_ms: float) -> Ledger:

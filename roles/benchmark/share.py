@@ -26,7 +26,7 @@ from fabric.ids import ModelId
 from fabric.link import Tensor
 from fabric.messages import Ledger, ModelInfo, StageLine
 from roles.applications.tally import StageTally
-from roles.benchmark.gateway_target import HTTP_SCHEMES, RPC_SCHEMES, GatewayClient, gateway_client
+from roles.benchmark.gateway_target import GATEWAY_SCHEMES, GatewayClient, gateway_client
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.config.cluster import ClusterConfig
 from roles.workload.arrivals import Workload
@@ -40,8 +40,6 @@ FREE_LENGTH = 16  # of an input's axis that may have any length
 
 STAGES = tuple(name for name in Ledger.__struct_fields__ if name.endswith("_ms") and name != "total_ms")
 """The ledger's stages, in the order in which a request goes through them."""
-
-GATEWAY_SCHEMES = tuple(f"{scheme}://" for scheme in (*HTTP_SCHEMES, *RPC_SCHEMES))
 
 _stages_of = attrgetter(*STAGES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +16,18 @@ from fabric.errors import ConfigError
 from fabric.link import Tensor
 
 _NPY, _ZIP, _PICKLE = b"\x93NUMPY", b"PK", b"\x80"
+_CUT: Final = "it is damaged or cut short"
 _DAMAGED: Final = (
     ValueError,
     TypeError,
     OverflowError,
     EOFError,
     RuntimeError,  # a zip that is encrypted, or packed in a way that Python does not know
+    SyntaxError,  # numpy takes the header apart as Python's words where it cannot read it as it is
     TokenError,
     BadZipFile,
     zlib.error,
+    lzma.LZMAError,
 )
 """What numpy and the modules below it raise on a changed or shortened file."""
 
@@ -39,12 +43,13 @@ def read_arrays(path: Path) -> Tensor | Mapping[str, Tensor]:
             loaded = np.load(file, allow_pickle=False)
             arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        # bz2 raises one without a reason of the system's, for damaged data.
+        raise ConfigError(f"{path} cannot be read: {error.strerror or _CUT}") from error
     except MemoryError as error:
         raise ConfigError(f"{path} cannot be read: there is no memory for it: {error}") from error
     except _DAMAGED as error:
         is_of_objects = "pickle" in str(error)
-        reason = "it holds Python objects, not numbers" if is_of_objects else "it is damaged or cut short"
+        reason = "it holds Python objects, not numbers" if is_of_objects else _CUT
         raise ConfigError(f"{path} cannot be read: {reason}") from error
     for name, array in arrays.items() if isinstance(arrays, dict) else ():
         if not isinstance(array, np.ndarray):

@@ -12,8 +12,9 @@ from rich.table import Table
 from fabric.errors import ConfigError
 from fabric.frames import PAYLOAD_BYTES_MAX
 from policies.slo import BAD_RATE_ALLOWED
+from roles.benchmark.gateway_target import check_target
 from roles.benchmark.run import run_load
-from roles.benchmark.share import GATEWAY_SCHEMES, LoadPlan
+from roles.benchmark.share import LoadPlan
 from roles.benchmark.targets import default_processes
 from roles.benchmark.verdict import LoadRun
 from roles.cli.cluster_tables import brief
@@ -48,7 +49,7 @@ from roles.workload.outcomes import Window
 @file_argument
 @click.option(
     "--target",
-    type=ConnectAddress(others=GATEWAY_SCHEMES),
+    type=ConnectAddress(check=check_target),
     help="A frontend's tcp:// or ipc:// address, or a gateway's http://, https://, grpc:// or grpcs:// (default: the frontends of this host).",
 )
 @click.option(

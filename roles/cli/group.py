@@ -6,10 +6,11 @@ the simulator, nor `tenuto status` for torch.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -72,6 +73,8 @@ COMMANDS = {
 
 BESIDE_SERVING = ("drain", "health", "models", "restart", "status", "top")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""A disk that takes no more: what was written at once, past any buffer, does not fail a second time and tells it only by this."""
 
 
 class LazyGroup(WholeHelpGroup):
@@ -146,10 +149,11 @@ def run() -> None:
         _run()
     except OSError as error:
         lost = _lost_outputs()
-        if not lost:
+        reason = _unwritten(error, lost)
+        if not reason:
             _tell_defect(error)
         _silence(lost)
-        _end(f"tenuto: the output cannot be written: {error.strerror}", EXIT_FAILURE)
+        _end(f"tenuto: {reason}", EXIT_FAILURE)
     except Exception as error:  # noqa: BLE001  top of the process: what nobody foresaw is written down
         _tell_defect(error)
 
@@ -158,21 +162,39 @@ def _tell_defect(error: Exception) -> NoReturn:
     from roles.runtime.defects import DefectReport  # noqa: PLC0415  only here
 
     command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "tenuto")
-    DefectReport(command, Path(tempfile.gettempdir())).tell(error)
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:  # none can be written: then the report goes to stderr, with the reason
+        folder = "/tmp"  # noqa: S108  only named in that reason
+    DefectReport(command, Path(folder)).tell(error)
     sys.exit(EXIT_DEFECT)
 
 
-def _lost_outputs() -> list[int]:
-    """Which of stdout and stderr take no more: one that has just failed does so again."""
-    lost: list[int] = []
+def _unwritten(error: OSError, lost: Mapping[int, OSError]) -> str:
+    """What could not be written, and why; empty where the error is about something else. A full disk is no defect of ours."""
+    if lost:
+        return f"the output cannot be written: {next(iter(lost.values())).strerror}"
+    if error.errno in _FULL:
+        return f"{error.filename or 'the output or a temporary file'} cannot be written: {error.strerror}"
+    from fabric.errors import ConfigError  # noqa: PLC0415  only here
+    from roles.runtime.environment import temporary_directory  # noqa: PLC0415  only here
+
+    try:
+        temporary_directory()
+    except ConfigError as missing:
+        return str(missing)
+    return ""
+
+
+def _lost_outputs() -> dict[int, OSError]:
+    """Which of stdout and stderr take no more, and why: one that has just failed still holds what it was to write, and fails again."""
+    lost: dict[int, OSError] = {}
     for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             if stream is not None and not stream.closed:  # None: it was closed from the beginning
-                if not lost:
-                    stream.write("\n")  # what could not be written may not have been kept
                 stream.flush()
-        except OSError:
-            lost.append(descriptor)
+        except OSError as error:
+            lost[descriptor] = error
     return lost
 
 

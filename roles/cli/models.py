@@ -271,7 +271,7 @@ def _sections(source: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
         if not isinstance(section, dict):
             raise ConfigError(f"{where}: holds {type(section).__name__}; a model is a mapping")
     if names:
-        known = {section.get("name"): section for section in sections}
+        known = {str(section.get("name")): section for section in sections}
         for name in names:
             if name not in known:
                 raise ConfigError(f"{where}: has no model {name!r}")

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import click
 
 from fabric.errors import ConfigError
+from fabric.policy_options import brief
 from roles.cli.options import IntRange
 from roles.config.checks import DURATION_MS_MAX, RATE_RPS_MAX
 from roles.config.overrides import Override, read_override
@@ -77,7 +78,7 @@ def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
     named = _models_in(path)
     found = []
     for place, model in enumerate(_models(document)):
-        if named is None or model.get("name") in named:
+        if named is None or str(model.get("name")) in named:
             trace = {"process": "trace", "path": str(path.absolute())}
             found.append(Override(f"models[{place}].arrival", trace, "--arrivals"))
         else:
@@ -166,7 +167,7 @@ def _read(document: Mapping[str, Any], text: str, option: str, at_most: float) -
     names = [model.get("name") for model in _models(document)]
     if name not in names:
         raise ConfigError(
-            f"{option}: the file has no model {name[:60]!r}; there is {', '.join(map(str, names))}"
+            f"{option}: the file has no model {name[:60]!r}; there is {', '.join(map(brief, names))}"
         )
     return names.index(name), value
 

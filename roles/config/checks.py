@@ -22,7 +22,9 @@ _WORDS = {
     "null": "nothing",
 }
 _ENDPOINTS = {"tcp": "tcp://127.0.0.1:8000", "ipc": "ipc:///run/tenuto/clients"}
-_OF_KEY = "key` in `"
+_COMPLAINT = re.compile(r"(.*?)(?: - at `(key` in `)?\$([^`]*)`)?", re.DOTALL)
+"""A decoder's words: what is wrong, whether it is a key, and where."""
+_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -97,7 +99,8 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
 
 def named(path: str, key: object) -> str:
     """The path of a key inside a mapping."""
-    return f"{path}.{brief(key)}" if path else brief(key)
+    shown_key = brief(key) or "''"
+    return f"{path}.{shown_key}" if path else shown_key
 
 
 def translated(
@@ -107,12 +110,17 @@ def translated(
 
     `message_of`: what the decoder says of another document. It writes the keys of mappings as `[...]`, so we try them.
     """
-    what, _, at = message.partition(" - at `")
-    is_of_key = at.startswith(_OF_KEY)
-    found = re.findall(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)", at.removeprefix(_OF_KEY).strip("`$"))
+    parts = _COMPLAINT.fullmatch(message)
+    assert parts is not None
+    what, of_key, at = parts.groups(default="")
+    unknown = _UNKNOWN_KEY.fullmatch(message)
+    # Of the whole file, which has no path. A key may look as if it went on with one.
+    if unknown and unknown[1] in document:
+        what, at = message, ""
+    found = re.findall(r"\[(\d+|\.\.\.)\]|([^.\[\]]+)", at)
     steps = _steps(found, document, lambda other: message_of(other) == message)
     path = _path(steps)
-    unknown = re.search(r"unknown field `(.*)`", what)
+    unknown = _UNKNOWN_KEY.fullmatch(what)
     if unknown:
         section = next((name for _, name in reversed(found) if name), "")
         known = sections[section].__struct_encode_fields__
@@ -123,13 +131,18 @@ def translated(
     path, value = path or "the file", _value_at(document, steps)
     if what == "Number out of range":
         return f"{path}: is {shown(value)}; it must be a number of ordinary size"
-    expected = re.match(r"Expected `(.*)`, got `(.*)`", what)
-    if expected:
-        right = " or ".join(_WORDS.get(word, word) for word in expected[1].split(" | ") if word != "null")
-        if is_of_key:
-            return f"{path}: has a key of the wrong kind; it must be {right}"
-        return f"{path}: is {shown(value)}; it must be {right}"
-    return f"{path}: {what}"
+    kinds = re.match(r"Expected `([^`]*)`", what)
+    length = re.fullmatch(r"Expected `array` of length (\d+), got (\d+)", what)
+    if length:
+        return f"{path}: is a list of {length[2]}; it must be one of {length[1]}"
+    if not kinds:
+        return f"{path}: {what}"
+    words = [word for word in kinds[1].split(" | ") if word != "null"]
+    right = " or ".join(_WORDS.get(word, word) for word in words)
+    if of_key:
+        key = next(key for key in value if type(key).__name__ not in words)
+        return f"{path}: has the key {shown(key)}; a key must be {right}: write it in quotes"
+    return f"{path}: is {shown(value)}; it must be {right}"
 
 
 def _steps(found: Sequence[tuple[str, str]], document: Any, is_same: Callable[[Any], bool]) -> list[Hashable]:

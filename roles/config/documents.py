@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from fabric.errors import ConfigError
+from fabric.policy_options import shown
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -63,14 +64,19 @@ _Dumper.add_representer(str, _represent_text)
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML, plus two repairs: duplicate keys are refused, and 1e4 is a number (YAML 1.1 reads text)."""
+    """Safe YAML with three repairs: duplicate keys are refused, 1e4 is a number (YAML 1.1 reads text), and there are plain values only.
+
+    Plain is what JSON has, too. Sets, dates and bytes have no place in a file of ours: further on nothing would know them.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  PyYAML's signature
         seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # a list may say !!map
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == f"{_TAGS}merge":
                 continue
             key = self.construct_object(key_node)
+            if not isinstance(key, Hashable):
+                continue  # it is refused below, with its place
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     "while reading a mapping",
@@ -81,13 +87,57 @@ class _StrictLoader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  PyYAML's signature
-        """With the place of what is no date or number though it looks like one."""
-        try:
-            return super().construct_object(node, deep=deep)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
+_TAGS: Final = "tag:yaml.org,2002:"
+_NEEDS_QUOTES: Final = {"timestamp": "a date", "merge": "a merge of mappings", "value": "a sign of its own"}
+_Constructor = Callable[[yaml.SafeLoader, Any], Any]
+
+
+def _scalar(read: _Constructor, right: str) -> _Constructor:
+    """The same with an error that has the place: of a text that it cannot read PyYAML raises what its functions happen to raise."""
+
+    def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+        try:
+            return read(loader, node)
+        except (ValueError, LookupError, OverflowError) as error:
+            problem = f"{shown(node.value)} cannot be here; it must be {right}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    return construct
+
+
+def _whole_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    number = loader.construct_yaml_int(node)
+    float(number)  # one that no float holds is wrong for every key, and too long for any message
+    return number
+
+
+def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    """With the two halves of a character, as JSON escapes them, put together. Raises UnicodeError where one is alone: no file and no message takes it."""
+    text = loader.construct_yaml_str(node)
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def _refuse(_: yaml.SafeLoader, node: yaml.Node) -> Any:
+    what = _NEEDS_QUOTES.get(node.tag.removeprefix(_TAGS))
+    if isinstance(node, yaml.ScalarNode) and what is not None:
+        problem = f"{shown(node.value)} needs quotes: without them YAML reads {what}"
+    else:
+        tag = node.tag.replace(_TAGS, "!!")
+        problem = f"there is nothing of the kind {shown(tag)} here: values are text, numbers, true and false, lists and mappings"
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+_StrictLoader.yaml_constructors = {
+    f"{_TAGS}null": yaml.SafeLoader.construct_yaml_null,
+    f"{_TAGS}bool": _scalar(yaml.SafeLoader.construct_yaml_bool, "true or false"),
+    f"{_TAGS}int": _scalar(_whole_number, "a whole number of ordinary size"),
+    f"{_TAGS}float": _scalar(yaml.SafeLoader.construct_yaml_float, "a number of ordinary size"),
+    f"{_TAGS}str": _scalar(_text, "text of whole characters"),
+    f"{_TAGS}seq": yaml.SafeLoader.construct_yaml_seq,
+    f"{_TAGS}map": yaml.SafeLoader.construct_yaml_map,
+    None: _refuse,
+}
 
 _PROBLEMS: Final = (
     ("expected <block end>", "this does not go on what begins at {began}: look at the indentation"),
@@ -97,6 +147,7 @@ _PROBLEMS: Final = (
     ),
     ("found another document", "a second document: there may be one"),
     ("found unexpected end of stream", "the end, with a quote still open that begins at {began}"),
+    ("found unhashable key", "a list or a mapping as a key: a key is text"),
     ("found character '\\t'", "a tab, which YAML does not take: indent with spaces"),
 )
 """PyYAML's words that only who knows its parser understands, and ours."""
@@ -147,7 +198,22 @@ def _read_yaml(text: str) -> Any:
 
 
 def _read_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique)
+    document = json.loads(text, object_pairs_hook=_unique, parse_int=_json_number)
+    alone = next((found for found in _ESCAPES.finditer(text) if found["alone"]), None)
+    if alone is not None:
+        raise json.JSONDecodeError(f"{shown(alone[0])} is half of a character", text, alone.start())
+    return document
+
+
+_ESCAPES: Final = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|u(?P<alone>d[89a-f]..)|.)", re.IGNORECASE)
+"""In JSON there are backslashes in texts alone, so that those of the file can be looked at one after the other."""
+
+
+def _json_number(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python reads so many digits and no more
+        raise ValueError(f"{shown(digits)} cannot be here; it must be a number of ordinary size") from None
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

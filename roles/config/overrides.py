@@ -101,7 +101,7 @@ def _element(listed: Sequence[Any], rest: str, walked: str) -> tuple[int, str]:
     # Names may have dots themselves: the longest that fits is meant.
     fitting = [name for name in names if rest == name or rest.startswith(f"{name}.")]
     if not fitting:
-        known = ", ".join(list(names)[:10])
+        known = ", ".join(map(brief, list(names)[:10]))
         raise ConfigError(f"{walked} has no {brief(rest.partition('.')[0])}; there is {known}")
     name = max(fitting, key=len)
     return names[name], rest[len(name) :].removeprefix(".")

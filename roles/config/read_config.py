@@ -118,6 +118,8 @@ def parse_config(
             read = msgspec.convert(document, Document)
         except msgspec.ValidationError as error:
             raise ConfigError(translated(str(error), document, SECTIONS, _complaint)) from error
+        except UnicodeEncodeError as error:  # from the wire; what files hold was looked at as they were read
+            raise ConfigError(f"{shown(error.object)} holds half of a character") from error
         return _cluster_config(read, document, base_dir, source)
     except (ConfigError, ProfileError) as error:
         raise ConfigError(f"{source}: {error}") from error

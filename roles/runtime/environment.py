@@ -77,9 +77,19 @@ def run_dir(environment: Mapping[str, str] | None = None) -> RunDir:
     if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK | os.X_OK):
         path = Path(runtime).absolute() / "tenuto"
         return RunDir(path, is_new=_make(path, "XDG_RUNTIME_DIR"))
-    path = Path(tempfile.gettempdir()) / f"tenuto-{os.getuid()}"
+    path = temporary_directory() / f"tenuto-{os.getuid()}"
     is_new = _make(path, "the temporary run directory", is_private=True)
     return RunDir(path, is_temporary=is_new, is_new=is_new)
+
+
+def temporary_directory() -> Path:
+    """Where temporary files go. Raises ConfigError where no such directory can be written, as on a full disk."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise ConfigError(
+            f"{error.strerror}: free space in one of them, or name another one with TMPDIR, or a run directory with --run-dir"
+        ) from error
 
 
 def _make(path: Path, name: str, *, is_private: bool = False) -> bool:

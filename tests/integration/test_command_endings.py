@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,13 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_1(
         ended = subprocess.run(
             [*CLI, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
         )
-    assert ended.stderr == "tenuto: the output cannot be written: No space left on device\n"
+    assert (
+        ended.stderr
+        in (
+            "tenuto: the output cannot be written: No space left on device\n",
+            "tenuto: the output or a temporary file cannot be written: No space left on device\n",  # past any buffer
+        )
+    )
     assert ended.returncode == 1
     assert not list(tmp_path.glob("*.defect"))
 
@@ -49,6 +57,93 @@ def test_an_error_that_cannot_be_told_keeps_its_code(command: str, code: int) ->
     with FULL.open("w") as full:
         ended = subprocess.run([*CLI, *command.split()], stderr=full, stdout=subprocess.PIPE, check=False)
     assert ended.returncode == code
+
+
+NO_ROOM = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+MAIN = "import sys; from roles.cli import main; sys.argv = ['tenuto', *ARGUMENTS]"
+ELSEWHERE = {
+    name: value for name, value in os.environ.items() if name not in ("XDG_RUNTIME_DIR", "TENUTO_RUN_DIR")
+}
+
+
+def on_a_full_disk(
+    arguments: Sequence[str], folder: Path, code: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The command where no file can be written, nor a temporary directory found. `code`: what happens before it."""
+    script = f"ARGUMENTS = {list(arguments)!r}\n{NO_ROOM}\n{MAIN}\n{code}\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=ELSEWHERE, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status",
+        "status --json",
+        "health",
+        "models list",
+        "drain a",
+        "infer a FILE",
+        "logs",
+        "down",
+        "up FILE",
+    ],
+)
+def test_without_a_temporary_directory_a_command_says_what_is_missing(file: Path, command: str) -> None:
+    words = [str(file) if word == "FILE" else word for word in command.split()]
+    ended = on_a_full_disk(words, file.parent)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr.startswith("tenuto: No usable temporary directory found in ['/tmp', ")
+    assert ended.stderr.endswith(" with --run-dir\n")
+    assert ended.stderr.count("\n") == 1
+
+
+RAISING = """\
+import errno, click
+from roles.cli import group
+def fail(): raise ERROR
+group.LazyGroup.get_command = lambda *_: click.Command("fail", callback=fail)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("OSError(errno.ENOSPC, 'No space')", "the output or a temporary file cannot be written: No space"),
+        ("OSError(errno.EFBIG, 'Too large', '/x')", "/x cannot be written: Too large"),
+        ("FileNotFoundError(errno.ENOENT, 'No usable directory')", "No usable temporary directory found in "),
+    ],
+)
+def test_a_full_disk_is_no_defect_wherever_it_is_noticed(tmp_path: Path, error: str, told: str) -> None:
+    ended = on_a_full_disk(["fail"], tmp_path, RAISING.replace("ERROR", error))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"tenuto: {told}")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_defect_on_a_full_disk_is_told_on_stderr_and_stdout_stays_as_it_was(tmp_path: Path) -> None:
+    ended = on_a_full_disk(["fail"], tmp_path, RAISING.replace("ERROR", "KeyError('planted')"))
+    assert (ended.returncode, ended.stdout) == (70, "")
+    assert ended.stderr.count("Traceback") == 1
+    told = re.search(
+        r"^tenuto: a defect of Tenuto ended fail \(KeyError\); (/tmp/fail-\d+.defect) cannot be",
+        ended.stderr,
+        re.MULTILINE,
+    )
+    assert told is not None
+    Path(told[1]).unlink()  # empty, as the disk is full
+
+
+def test_an_error_of_the_system_that_is_a_defect_writes_nothing_to_stdout(tmp_path: Path) -> None:
+    code = RAISING.replace("ERROR", "OSError(errno.EINVAL, 'Invalid argument')")
+    script = f"ARGUMENTS = ['fail']\n{MAIN}\n{code}\nmain()"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (70, "")
+    assert len(list(tmp_path.glob("*.defect"))) == 1
 
 
 # From inside, at a chosen moment, since what a sleep hits is luck.

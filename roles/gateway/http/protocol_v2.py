@@ -169,12 +169,12 @@ def _decoded(text: bytes) -> _Request:
     try:
         return _requests.decode(text)
     except _UNREADABLE as error:
-        raise InvalidInput(f"the request's JSON: {_told(str(error))}") from error
+        raise InvalidInput(f"the request's JSON: {_reworded(str(error))}") from error
 
 
-def _told(complaint: str) -> str:
+def _reworded(decoder_message: str) -> str:
     """The decoder's words with the path first, then what is there and what should be."""
-    what, _, at = complaint.partition(" - at `$")
+    what, _, at = decoder_message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
     expected = re.match(r"Expected `(\w+)`, got `(\w+)`", what)
     if expected:

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fabric.client import ClientOptions
-from fabric.client.request_checks import checked_inputs, checked_model, checked_priority, limit_ms_of
+from fabric.client.request_checks import (
+    checked_inputs,
+    checked_model,
+    checked_priority,
+    limit_ms_of,
+    plain_budget,
+)
 from fabric.errors import InvalidInput, LocalProtocolError, TooLarge
+from fabric.frames import Packed, pack
+from fabric.ids import ModelId
+from fabric.link import NamedTensor
+from fabric.messages import Infer
 from fabric.tensors import to_frame
 
 OPTIONS = ClientOptions()
+
+
+def to_wire(model: str, name: str, budget_ms: float | None) -> Packed:
+    """A request, as a connection sends it."""
+    message = Infer(1, ModelId(model), budget_ms, 0.0, None)
+    return pack(message, [NamedTensor(name, np.zeros(1, np.float32))], payload_bytes_max=1_000)
+
+
+def released() -> memoryview:
+    view = memoryview(b"abc")
+    view.release()
+    return view
 
 
 @pytest.mark.parametrize("budget_ms", [-5, 0, float("nan"), float("inf"), 1e12, "5", [1, 2], np.zeros(2)])
@@ -22,6 +49,117 @@ def test_a_budget_that_is_none_is_refused_with_what_would_be_right(budget_ms: An
     assert str(caught.value) == (
         f"budget_ms is {budget_ms!r}; it must be a number of ms, over 0 and at most 1,000,000,000 (None: the model's SLO)"
     )
+
+
+NUMBERS = (
+    *(5, 5.0, True, Decimal(5), Decimal("5e0"), Fraction(5), np.float16(5), np.float32(5), np.int8(5), np.uint64(5)),
+    *(np.array(5), np.array(5.0), np.bool_(True), np.longdouble(5)),
+)  # fmt: skip
+NOT_NUMBERS = (
+    *("5", b"5", "", "x", [], [5], {}, {5}, object(), int, 5j, np.complex64(5), np.str_("5"), np.array("5")),
+    *(np.array([5.0]), np.array([5.0, 6.0]), np.array([]), np.array([None]), np.datetime64("2024-01-01"), np.timedelta64(5, "s")),
+    *(timedelta(seconds=5), Decimal("nan"), Decimal("snan"), Decimal("inf"), Decimal("1e999999"), Fraction(10**400)),
+    *(10**400, 10**5_000, -(10**5_000), math.nan, math.inf, -math.inf, np.float32("nan"), np.float64("inf"), 0, 0.0, -1),
+)  # fmt: skip
+
+
+class Unwilling:
+    """As a tensor of torch that has several elements, or is to be differentiated."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("ambiguous")
+
+    __gt__ = __float__ = __index__ = __array__ = __bool__
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_any_kind_of_number_is_a_budget(number: Any) -> None:
+    budget_ms = plain_budget(number)
+    assert (type(budget_ms), budget_ms) == (float, float(number))
+    assert type(limit_ms_of(number, OPTIONS)) is float
+    assert to_wire("m", "x", budget_ms)
+
+
+@pytest.mark.parametrize("number", [*NOT_NUMBERS, Unwilling()], ids=lambda value: type(value).__name__)
+def test_what_is_no_budget_is_refused_in_one_line(number: Any) -> None:
+    for check in (plain_budget, lambda value: limit_ms_of(value, OPTIONS)):
+        with pytest.raises(
+            InvalidInput, match=r"^budget_ms is .*; it must be a number of ms, over 0"
+        ) as caught:
+            check(number)
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("number", [*NOT_NUMBERS, Unwilling()], ids=lambda value: type(value).__name__)
+def test_what_is_no_priority_is_refused_in_one_line(number: Any) -> None:
+    if isinstance(number, int) and number == 0:
+        assert checked_priority(number) == 0
+        return
+    with pytest.raises(
+        InvalidInput, match=r"^priority is .*; it must be a whole number from 0 to 9"
+    ) as caught:
+        checked_priority(number)
+    assert str(caught.value).isprintable()
+
+
+class Colour(str, Enum):  # noqa: UP042  whose str() is "Colour.RED"
+    RED = "red"
+
+
+@pytest.mark.parametrize("name", ["red", np.str_("red"), Colour.RED, type("Text", (str,), {})("red")])
+def test_a_name_of_any_class_of_text_travels_as_text(name: str) -> None:
+    model = checked_model(name)
+    (tensor,) = checked_inputs({name: [1.0]}, OPTIONS)
+    assert (type(model), model, type(tensor.name), tensor.name) == (str, "red", str, "red")
+    assert to_wire(model, tensor.name, None)
+
+
+@pytest.mark.parametrize("name", ["\ud83d", "a\udcff", np.str_("\ud83d")])
+def test_half_of_a_character_is_no_name(name: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^the model's name is '.*\\ud.*', which holds half of a character$"
+    ):
+        checked_model(name)
+    with pytest.raises(
+        InvalidInput, match=r"^an input's name is '.*\\ud.*', which holds half of a character$"
+    ):
+        checked_inputs({name: [1.0]}, OPTIONS)
+
+
+GRID = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "raw"),
+    [
+        (b"", b""),
+        (b"abc", b"abc"),
+        (bytearray(b"abc"), b"abc"),
+        (memoryview(b""), b""),
+        (memoryview(b"abcdef")[::2], b"ace"),
+        (memoryview(b"abcdef")[::-1], b"fedcba"),
+        (memoryview(b"abcdef")[4:4], b""),
+        (memoryview(GRID), GRID.tobytes()),
+        (memoryview(GRID.T), GRID.T.tobytes()),
+        (memoryview(GRID)[::2], GRID[::2].tobytes()),
+        (memoryview(np.array(5.0)), np.array(5.0).tobytes()),
+    ],
+)
+def test_a_buffer_is_sent_as_its_bytes(buffer: Any, raw: bytes) -> None:
+    (tensor,) = checked_inputs({"x": buffer}, OPTIONS)
+    assert (tensor.array.dtype, tensor.array.ndim, tensor.array.tobytes()) == (np.uint8, 1, raw)
+
+
+@pytest.mark.parametrize("value", [[[1], [2, 3]], Unwilling(), released(), "x\ud83d", None, object()])
+def test_what_is_no_array_is_refused_at_the_latest_when_it_is_packed(value: Any) -> None:
+    def sent() -> None:
+        (tensor,) = checked_inputs({"x": value}, OPTIONS)
+        to_frame("x", tensor.array)
+
+    with pytest.raises(
+        (InvalidInput, LocalProtocolError), match=r"^(input|tensor) 'x' is (not an array|of dtype)"
+    ):
+        sent()
 
 
 @pytest.mark.parametrize("priority", [-1, 10, 3.0, float("nan"), "3", [3]])

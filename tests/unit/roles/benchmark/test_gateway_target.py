@@ -15,7 +15,15 @@ from fabric.errors import ConfigError
 from fabric.ids import SliceId
 from fabric.link import Tensor
 from fabric.messages import Ledger, replaced
-from roles.benchmark.gateway_target import GatewayClient, GatewayError, gateway_client, ledger_of
+from roles.benchmark.gateway_target import (
+    GATEWAY_SCHEMES,
+    GatewayClient,
+    GatewayError,
+    check_target,
+    gateway_address,
+    gateway_client,
+    ledger_of,
+)
 from roles.benchmark.http_connections import HttpAnswer
 from roles.benchmark.share import STAGES
 from roles.gateway.http.limits import BodyBudget, HttpLimits
@@ -86,9 +94,37 @@ def test_an_error_of_a_sender_is_the_same_in_the_commands_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["http://", "http://a:x", "http://a:99999", "http://a/path", "grpc://a", "grpc://a:1/b", "http://a?b=c"],
+    "rest",
+    [
+        *("", "[::1", "::1", "[]", "[::1]x", "a b:1", " a:1", "a:1 ", "a\tb:1", "a\nb:1", "a\0:1", "é:1", "日本:1", "a:x", "a:"),
+        *("a:0", "a:99999", "a:123456", "a:-1", "a:\u0661", "a:1/path", "a:1?b=c", "a:1#c", "me@a:1", ":1", "a:1:2", "\ud83d:1"),
+    ],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(rest: str) -> None:
+    for scheme in GATEWAY_SCHEMES:
+        for check in (check_target, lambda address: gateway_client(address, "", 100.0)):
+            with pytest.raises(ConfigError) as caught:
+                check(f"{scheme}{rest}")
+            right = "grpc://127.0.0.1:8001" if "grpc" in scheme else "http://127.0.0.1:8000"
+            assert str(caught.value).endswith(f" is no gateway's address; it must be like {right}")
+            assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("http://a", ("http", "a", 80, "a")),
+        ("https://a-b.example/", ("https", "a-b.example", 443, "a-b.example")),
+        ("http://[::1]:8000", ("http", "::1", 8000, "[::1]:8000")),
+        ("grpc://127.0.0.1:8001", ("grpc", "127.0.0.1", 8001, "127.0.0.1:8001")),
+        ("grpcs://[fe80::1%eth0]:1", ("grpcs", "fe80::1%eth0", 1, "[fe80::1%eth0]:1")),
+    ],
 )
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError):
-        gateway_client(address, "", 100.0)
+def test_an_address_is_taken_apart(address: str, found: tuple[str, str, int, str]) -> None:
+    assert gateway_address(address) == found
+    check_target(address)
+
+
+def test_grpc_has_no_port_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"grpc://127\.0\.0\.1:8001$"):
+        gateway_address("grpc://a")

@@ -63,3 +63,12 @@ def test_of_several_schedulers_the_wrong_one_is_named() -> None:
     result = CliRunner().invoke(tenuto, ["status", "--scheduler", f"tcp://10.0.0.2:7000,{WRONG}"])
     assert result.exit_code == 2
     assert f"'{WRONG}' is no address" in result.output
+
+
+@pytest.mark.parametrize("wrong", ["http://[::1", "http://a b:1", "grpc://a", "https://a/x"])
+def test_a_wrong_address_of_a_gateway_is_a_usage_error(tmp_path: Path, wrong: str) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("models: []\n", encoding="utf-8")
+    result = CliRunner().invoke(tenuto, ["bench", str(file), "--target", wrong])
+    assert result.exit_code == 2
+    assert f"'{wrong}' is no gateway's address; it must be like " in result.output

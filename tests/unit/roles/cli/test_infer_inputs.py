@@ -17,6 +17,19 @@ from roles.cli.infer import read_inputs
 
 ARRAY = np.arange(3, dtype=np.float32)
 CUT = "it is damaged or cut short"
+HEADERS = (
+    "  if:\n x\n   y\n",
+    "\tif x:\n\t x\n        y",
+    "1 if",
+    "'''",
+    "\\",
+    "(",
+    "{[]: 1}",
+    "{1: 2}",
+    "'\\ud800'",
+    "0777L",
+)
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 
 
 def npy(array: object = ARRAY) -> bytes:
@@ -47,6 +60,19 @@ def damaged() -> bytes:
     whole = bytearray(npz(np.savez_compressed))
     whole[60:90] = b"\xff" * 30
     return bytes(whole)
+
+
+def packed(method: int, content: bytes) -> bytes:
+    """A zip of one member that is packed by that method."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        archive.writestr("x.npy", content)
+    return out.getvalue()
+
+
+def changed(whole: bytes, at: int = 60) -> bytes:
+    """The same with four other bytes in it, which are of the first member."""
+    return whole[:at] + bytes(byte ^ 0xFF for byte in whole[at : at + 4]) + whole[at + 4 :]
 
 
 def bomb() -> bytes:
@@ -82,6 +108,9 @@ def test_the_first_bytes_say_what_a_file_is_not_its_name(tmp_path: Path, name: s
         (npz()[:-30], CUT),
         (damaged(), CUT),
         (headed("{'descr': ("), CUT),
+        *((headed(header), CUT) for header in HEADERS),
+        *((packed(zipfile.ZIP_STORED, headed(header)), CUT) for header in HEADERS),
+        *((changed(packed(method, npy())), CUT) for method in METHODS),
         (headed("{'descr': '<f8', 'fortran_order': False, 'shape': (1" + 30 * "0" + ",)}"), CUT),
         (zip_of_text(), "'x.txt' in it is not an array"),
         (bomb(), "there is no memory for it: "),

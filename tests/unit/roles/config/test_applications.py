@@ -139,7 +139,11 @@ STAGES = "applications.0.stages"
         (f"{STAGES}.cars", None, r"applications\[0\].stages.cars: is None; it must be a mapping"),
         (f"{STAGES}.cars.fan_out", {"from": 3}, r"stages.cars.fan_out.from: is 3; it must be text"),
         (f"{STAGES}.cars.glue", {"limit": 3}, r"stages.cars.glue.limit: unknown key; did you mean limit_ms"),
-        (STAGES, {3: {"model": "ssd"}}, r"applications\[0\].stages: has a key of the wrong kind"),
+        (
+            STAGES,
+            {3: {"model": "ssd"}},
+            r"applications\[0\].stages: has the key 3; a key must be text: write it in quotes",
+        ),
         (
             f"{STAGES}.detect.after",
             "cars",

@@ -21,9 +21,15 @@ from roles.config.documents import read_file, read_value
         ("c.yaml", "a: 'x\nb: 1", "line 2, column 5: the end, with a quote still open that begins at line 1, column 4"),
         ("c.yaml", "a: 1\n---\nb: 2\n", "line 2, column 1: a second document: there may be one"),
         ("c.yaml", "a: 1\na: 2\n", "line 2, column 1: key 'a' is there twice (of what begins at line 1, column 1)"),
-        ("c.yaml", "a:\n b: 2024-13-13\n", "line 2, column 5: month must be in 1..12"),
+        ("c.yaml", "a:\n b: 2024-13-13\n", "line 2, column 5: '2024-13-13' needs quotes: without them YAML reads a date"),
+        ("c.yaml", "a: !!set {b}", "line 1, column 4: there is nothing of the kind '!!set' here: values are text, numbers, true and false, lists and mappings"),
+        ("c.yaml", "a: !!int ''", "line 1, column 4: '' cannot be here; it must be a whole number of ordinary size"),
+        ("c.yaml", "a: !!bool maybe", "line 1, column 4: 'maybe' cannot be here; it must be true or false"),
+        ("c.yaml", 'a: "\\ud83d"', "line 1, column 4: '\\ud83d' cannot be here; it must be text of whole characters"),
+        ("c.yaml", "!!map a: 1", "line 1, column 1: a list or a mapping as a key: a key is text"),
         ("c.yaml", "a: b\nc: \x07", "line 2, column 4: a character that cannot be here, U+0007"),
         ("c.json", '{"a": 1,\n "b": 2 "c"}', "line 2, column 9: Expecting ',' delimiter"),
+        ("c.json", '{"a": "\\\\ud83d",\n "\\ud83d": 1}', "line 2, column 3: '\\\\ud83d' is half of a character"),
     ],
 )  # fmt: skip
 def test_the_place_and_the_problem_are_told(tmp_path: Path, name: str, text: str, problem: str) -> None:
@@ -38,3 +44,10 @@ def test_a_value_of_the_command_line_is_told_likewise() -> None:
     with pytest.raises(ConfigError) as caught:
         read_value("{a: 1", "--set x")
     assert str(caught.value).startswith("--set x: cannot be parsed: line 1, column 6: expected ',' or '}'")
+
+
+@pytest.mark.parametrize("name", ["c.yaml", "c.json"])
+def test_both_halves_of_a_character_are_one(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(r'{"a": "\ud83d\ude00", "\u00e9": 1}', encoding="utf-8")
+    assert read_file(path) == {"a": "\U0001f600", "\u00e9": 1}

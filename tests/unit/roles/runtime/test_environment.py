@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -59,6 +60,16 @@ def test_else_a_private_temporary_directory_goes_with_its_maker(temporary: Path)
     (mine.path / "socket").touch()
     mine.remove()
     assert not mine.path.exists()
+
+
+def test_without_any_temporary_directory_it_is_said_what_is_missing_and_what_to_do(temporary: Path) -> None:
+    tempfile.tempdir = None
+    missing = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    with (
+        mock.patch.object(tempfile, "_get_default_tempdir", side_effect=missing),
+        pytest.raises(ConfigError, match=r"found in \['/tmp'\]: free space .* with --run-dir$"),
+    ):
+        run_dir({})
 
 
 def test_a_temporary_directory_with_somebodys_run_file_stays(temporary: Path) -> None:
