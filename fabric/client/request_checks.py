@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -90,8 +91,10 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
     try:
         if isinstance(value, memoryview) and not value.c_contiguous:
             value = value.tobytes()  # numpy takes no view with gaps
-        is_raw = isinstance(value, bytes | bytearray | memoryview)
-        array = np.frombuffer(value, np.uint8) if is_raw else np.asarray(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            array: np.ndarray[Any, Any] = np.frombuffer(value, np.uint8)
+        else:
+            array = np.asarray(value)
     except (*_NO_NUMBER, BufferError) as error:
         raise InvalidInput(f"input {plain!r} is not an array: {error}") from error
     return NamedTensor(plain, array)  # whether it can be sent is said when it is packed
