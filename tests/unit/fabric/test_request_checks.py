@@ -21,7 +21,7 @@ from fabric.client.request_checks import (
     plain_budget,
 )
 from fabric.errors import InvalidInput, LocalProtocolError, TooLarge
-from fabric.frames import Packed, pack
+from fabric.frames import pack
 from fabric.ids import ModelId
 from fabric.link import NamedTensor
 from fabric.messages import Infer
@@ -30,7 +30,7 @@ from fabric.tensors import to_frame
 OPTIONS = ClientOptions()
 
 
-def to_wire(model: str, name: str, budget_ms: float | None) -> Packed:
+def to_wire(model: str, name: str, budget_ms: float | None) -> object:
     """A request, as a connection sends it."""
     message = Infer(1, ModelId(model), budget_ms, 0.0, None)
     return pack(message, [NamedTensor(name, np.zeros(1, np.float32))], payload_bytes_max=1_000)
@@ -55,7 +55,7 @@ NUMBERS = (
     *(5, 5.0, True, Decimal(5), Decimal("5e0"), Fraction(5), np.float16(5), np.float32(5), np.int8(5), np.uint64(5)),
     *(np.array(5), np.array(5.0), np.bool_(True), np.longdouble(5)),
 )  # fmt: skip
-NOT_NUMBERS = (
+NOT_NUMBERS: tuple[Any, ...] = (
     *("5", b"5", "", "x", [], [5], {}, {5}, object(), int, 5j, np.complex64(5), np.str_("5"), np.array("5")),
     *(np.array([5.0]), np.array([5.0, 6.0]), np.array([]), np.array([None]), np.datetime64("2024-01-01"), np.timedelta64(5, "s")),
     *(timedelta(seconds=5), Decimal("nan"), Decimal("snan"), Decimal("inf"), Decimal("1e999999"), Fraction(10**400)),
@@ -126,7 +126,8 @@ def test_half_of_a_character_is_no_name(name: str) -> None:
         checked_inputs({name: [1.0]}, OPTIONS)
 
 
-GRID = np.arange(12, dtype=np.float32).reshape(3, 4)
+GRID: Any = np.arange(12, dtype=np.float32).reshape(3, 4)
+SINGLE: Any = np.array(5.0)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +143,12 @@ GRID = np.arange(12, dtype=np.float32).reshape(3, 4)
         (memoryview(GRID), GRID.tobytes()),
         (memoryview(GRID.T), GRID.T.tobytes()),
         (memoryview(GRID)[::2], GRID[::2].tobytes()),
-        (memoryview(np.array(5.0)), np.array(5.0).tobytes()),
+        (memoryview(SINGLE), SINGLE.tobytes()),
     ],
 )
 def test_a_buffer_is_sent_as_its_bytes(buffer: Any, raw: bytes) -> None:
     (tensor,) = checked_inputs({"x": buffer}, OPTIONS)
-    assert (tensor.array.dtype, tensor.array.ndim, tensor.array.tobytes()) == (np.uint8, 1, raw)
+    assert (tensor.array.dtype, tensor.array.ndim, tensor.array.tobytes()) == (np.dtype(np.uint8), 1, raw)
 
 
 @pytest.mark.parametrize("value", [[[1], [2, 3]], Unwilling(), released(), "x\ud83d", None, object()])
