@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from fabric.client.client_options import ClientOptions
 from fabric.errors import InvalidInput, TooLarge
 from fabric.limits import DURATION_MAX_MS, NAME_CHARS_MAX
-from fabric.link import NamedTensor
+from fabric.link import NamedTensor, Tensor
 from fabric.messages import PRIORITY_MAX, TENSORS_MAX
 from fabric.policy_options import brief
 
@@ -88,11 +88,12 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
     if not isinstance(name, str):
         raise InvalidInput(f"an input is named {_written(name)}; names are texts")
     plain = _plain_name(name, "an input's name")
+    array: Tensor
     try:
         if isinstance(value, memoryview) and not value.c_contiguous:
             value = value.tobytes()  # numpy takes no view with gaps
         if isinstance(value, bytes | bytearray | memoryview):
-            array: np.ndarray[Any, Any] = np.frombuffer(value, np.uint8)
+            array = np.frombuffer(value, np.uint8)
         else:
             array = np.asarray(value)
     except (*_NO_NUMBER, BufferError) as error:
