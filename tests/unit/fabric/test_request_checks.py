@@ -23,7 +23,7 @@ from fabric.client.request_checks import (
 from fabric.errors import InvalidInput, LocalProtocolError, TooLarge
 from fabric.frames import pack
 from fabric.ids import ModelId
-from fabric.link import NamedTensor, Packed
+from fabric.link import NamedTensor
 from fabric.messages import Infer
 from fabric.tensors import to_frame
 
