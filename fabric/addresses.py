@@ -15,7 +15,8 @@ def check_address(address: str) -> None:
     """
     scheme, mark, rest = address.partition("://")
     host, _, port = (rest if mark else address).partition("?")[0].rpartition(":")
-    is_complete = host and port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= PORT_MAX
+    is_complete = host and host.isprintable() and " " not in host and is_port
     if not mark:
         right = f"tcp://{address}" if is_complete else "tcp://HOST:PORT, or ipc:///PATH on this host"
     elif scheme == "ipc":

@@ -7,6 +7,7 @@ its options once; reading a configuration, the registry and `tenuto config show`
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,10 @@ from fabric.errors import ConfigError
 
 PREFIX_CHARS_MIN = 3
 """Fewer are the beginning of too many names to be meant as one."""
+
+_SHORT = reprlib.Repr()  # a few YAML aliases make a list whose whole text does not fit into memory
+_SHORT.maxother = _SHORT.maxlong = 10_000
+_SHORT.maxstring = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,12 @@ def shown(value: Any) -> str:
     """A value in a message, cut where it is long."""
     if isinstance(value, float):
         return f"{value:,.12g}" if abs(value) < 1e12 else f"{value:g}"
-    return brief(repr(value))
+    if isinstance(value, str):
+        return brief(repr(value))
+    try:
+        return brief(_SHORT.repr(value))
+    except ValueError:  # more digits than Python writes
+        return "a number of thousands of digits"
 
 
 def brief(text: object) -> str:

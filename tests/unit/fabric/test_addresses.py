@@ -34,6 +34,8 @@ def test_what_can_be_connected_to(address: str) -> None:
         ("http://10.0.0.1:7000", "tcp://HOST:PORT, or ipc:///PATH"),
         ("tcp://10.0.0.1", "tcp://HOST:PORT, with a port from 1 to 65535"),
         ("tcp://:7000", "tcp://HOST:PORT"),
+        ("tcp://a b:7000", "tcp://HOST:PORT"),
+        ("tcp://a\n:7000", "tcp://HOST:PORT"),
         ("tcp://10.0.0.1:x", "with a port from 1"),
         ("tcp://10.0.0.1:0", "with a port from 1"),
         ("tcp://10.0.0.1:70000", "with a port from 1"),
