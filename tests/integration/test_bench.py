@@ -97,7 +97,7 @@ def test_a_missed_slo_has_an_exit_code_of_its_own(cluster: TemporaryCluster, tmp
     [
         ("tcp://127.0.0.1:9", 5, "no frontend answers"),
         ("http://127.0.0.1:9", 5, "nobody answers at http://127.0.0.1:9"),
-        ("grpc://127.0.0.1", 3, "write it like grpc://127.0.0.1:8001"),
+        ("grpc://127.0.0.1", 2, "it must be like grpc://127.0.0.1:8001"),
         ("ftp://127.0.0.1:8000", 2, "tcp://"),
         ("nowhere", 2, "tcp://"),
     ],
