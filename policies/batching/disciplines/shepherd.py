@@ -48,10 +48,13 @@ class Shepherd(Backlog):
         smallest = line.queue.count / self._preempt_ratio
         for slice_id, slice_ in line.model.hosts.items():
             running = self._busy(slice_id, now_ms)
+            # Of a model that has gone from the slice meanwhile nobody knows any more whether it may be stopped.
+            hosted = slice_.hosted.get(running[0].line.model.model_id) if running else None
             # With a second batch on its way the slice is nearly done with the first.
             if (
                 len(running) == 1
-                and slice_.hosted[running[0].line.model.model_id].may_stop
+                and hosted is not None
+                and hosted.may_stop
                 and running[0].size <= smallest
                 and (victim is None or running[0].size < smallest)
             ):

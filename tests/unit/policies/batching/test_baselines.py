@@ -174,6 +174,19 @@ def test_shepherd_lets_run_what_cannot_or_must_not_be_stopped() -> None:
     assert to.count("ran") == 8
 
 
+def test_shepherd_lets_run_a_batch_of_a_model_that_its_slice_hosts_no_more() -> None:
+    to = stage("shepherd")
+    to.model("n", 40.0)
+    to.slice("s0", hosted("m", TABLE), hosted("n", TABLE))
+    to.arrive("n", 40.0, count=2)
+    to.until(1.0)
+    to.slice("s0", hosted("m", TABLE))
+    to.arrive("m", 40.0, count=6)
+    assert to.preempted == 0
+    to.drain()
+    assert to.count("ran") == 8
+
+
 def test_shepherd_stops_nothing_for_a_batch_that_would_be_late() -> None:
     to = stage("shepherd")
     to.arrive("m", 40.0, count=2)
