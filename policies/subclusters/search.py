@@ -67,7 +67,8 @@ class _State:
         scale = np.array([problem.mean_load or 1.0, problem.mean_static_bytes or 1.0])
         self._size: _Floats = np.array([(m.load, m.static_bytes) for m in models]).reshape(-1, 2) / scale
         self._running: _Floats = np.array([m.dynamic_bytes for m in models]) / scale[1]
-        self._bound: _Floats = np.array([problem.bounds.load, problem.bounds.memory_bytes]) / scale
+        with np.errstate(over="ignore"):  # so many times a load near 0 that it is no bound
+            self._bound: _Floats = np.array([problem.bounds.load, problem.bounds.memory_bytes]) / scale
         self._is_bounded = bool(np.isfinite(self._bound).any())
         self._move_cost: _Floats = np.array([m.move_cost for m in models])
         self._home: _Ints = np.array([-1 if j is None else j for j in problem.home], dtype=np.int64)

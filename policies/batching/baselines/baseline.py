@@ -56,7 +56,7 @@ class Baseline(Timed[Timer], ABC):
     def set_guard_ms(self, guard_ms: float) -> None:
         """No baseline has a guard."""
 
-    def add_model(self, model: BatchModel, now_ms: float) -> None:
+    def add_model(self, model: BatchModel, now_ms: float) -> None:  # noqa: ARG002  see `Discipline`
         """See `Discipline`."""
         known = self._models.get(model.model_id)
         if known is not None:
@@ -67,10 +67,10 @@ class Baseline(Timed[Timer], ABC):
         for slice_ in self._slices.values():
             if model.model_id in slice_.hosted:
                 state.hosts[slice_.slice_id] = slice_
-        self._model_added(state, now_ms)
+        self._model_added(state)
 
-    def _model_added(self, state: BaselineModel, now_ms: float) -> None:
-        """A model is new; its slices are known already."""
+    def _model_added(self, state: BaselineModel) -> None:
+        """A model is new; its slices are known already. Nothing is decided now: nobody would hear of it."""
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""

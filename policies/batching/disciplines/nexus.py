@@ -57,9 +57,10 @@ class Nexus(Baseline):
         self._rates[state.model_id].add(run.count, now_ms)
         self._route(state, run, now_ms, out)
 
-    def _model_added(self, state: BaselineModel, now_ms: float) -> None:
+    def _model_added(self, state: BaselineModel) -> None:
         self._rates[state.model_id] = RateMeter()
-        self._assign(now_ms, [])
+        if state.hosts:  # the others' turns stay until the next epoch
+            self._add_unplanned(state)
 
     def _fleet_changed(self, now_ms: float, out: list[BatchDecision]) -> None:
         self._rates = {model_id: rate for model_id, rate in self._rates.items() if model_id in self._models}

@@ -291,6 +291,20 @@ def test_nexus_does_not_use_a_slice_that_is_not_the_requests_own() -> None:
     assert len({batch.slice_id for batch in to.batches}) == 1
 
 
+@pytest.mark.parametrize("at_ms", [half / 2 for half in range(40)])
+def test_nexus_loses_nothing_when_a_model_is_added_while_another_ones_requests_wait(at_ms: float) -> None:
+    to = Stage(make_discipline("nexus"))
+    to.model("m", 60.0, Delay(control_ms=2.0))
+    to.slice("s0", hosted("m", TABLE), hosted("n", TABLE))
+    to.arrive("m", 60.0)
+    to.arrive("m", 60.0)
+    to.until(at_ms)
+    to.model("n", 60.0)
+    to.arrive("n", 60.0)
+    to.drain()
+    assert (to.count("ran"), len(to.batches)) == (3, 3)
+
+
 def test_nexus_reassigns_slices_by_measured_rates() -> None:
     """After the first second it knows that all the load is a's, and gives it both slices."""
     to = Stage(make_discipline("nexus"))
