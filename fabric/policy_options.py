@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from fabric.errors import ConfigError
 
@@ -22,8 +23,7 @@ _SHORT.maxother = _SHORT.maxlong = 10_000
 _SHORT.maxstring = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """One of a few words; the first is the default, unless the option may be absent."""
 
     names: tuple[str, ...]
@@ -41,8 +41,7 @@ class Choice:
         raise ConfigError(f"{where} is {shown(value)}; it must be one of {', '.join(self.names)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     """A number over `minimum` (or at it), up to `maximum`; `default` None means the option may be absent."""
 
     default: float | None
@@ -66,8 +65,7 @@ class Number:
         return int(value) if self.is_whole else float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """True or false."""
 
     default: bool
@@ -79,8 +77,7 @@ class Flag:
         raise ConfigError(f"{where} is {shown(value)}; it must be true or false")
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(Struct, frozen=True):
     """Anything; the policy itself checks it. It has no default."""
 
     default: None = None

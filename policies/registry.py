@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from fabric.policy_options import Schema
 
 PolicyT_co = TypeVar("PolicyT_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Registered(Generic[PolicyT_co]):
+class Registered(Struct, Generic[PolicyT_co], frozen=True):
     """A policy: the options it knows, and how it is made from checked ones."""
 
     options: Schema

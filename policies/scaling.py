@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.ids import ModelId
 from policies.rounding import ROUNDING
@@ -43,8 +44,7 @@ def advised_gpus(gpus: int, bad_rate: float, idle_fraction: float) -> int:
     return max(1, gpus - math.floor(gpus * idle_fraction + ROUNDING))
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedLoad:
+class ObservedLoad(Struct, frozen=True):
     """What became of a model's requests since the last look, and the GPU time its batches took."""
 
     offered: int
@@ -52,16 +52,14 @@ class ObservedLoad:
     busy_gpu_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleAdvice:
+class ScaleAdvice(Struct, frozen=True):
     """`gpus`: the recommended total. `models`: GPUs' worth that each model lacks, or (negative) leaves idle."""
 
     gpus: int
     models: Mapping[ModelId, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(Struct, frozen=True):
     at_ms: float
     span_ms: float
     models: Mapping[ModelId, ObservedLoad]

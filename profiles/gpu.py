@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 GIB = 2**30
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProfile:
+class GpuProfile(Struct, frozen=True):
     """A type of GPU. `mps_step_percent` is the smallest useful step of an MPS share.
 
     Shares act on pairs of SMs: the step is 100 / (SM count / 2), as in iGniter's `r_unit`.

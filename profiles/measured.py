@@ -8,9 +8,11 @@ where it was measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from fabric.errors import ProfileError
 from profiles.igniter.performance_model import EstimatedIgniterProfile, read_coefficients, read_hardware
@@ -18,8 +20,7 @@ from profiles.model import TableProfile
 from profiles.requirements import Requirements, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What was measured, on what. `model_hash` is over its weights, or its source where it shows none."""
 
     model: str
@@ -34,8 +35,7 @@ class Subject:
     """What is missing, and why; which way batches ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One batch size at one share, alone; times in ms with the copies to and from the device.
 
     `low_ms` and `high_ms` are the error bars of an estimate, which has no runs and knows no percentiles: they are
@@ -55,8 +55,7 @@ class Point:
     high_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRow:
+class KernelRow(Struct, frozen=True):
     """Launches of one kernel with one configuration in one batch, together."""
 
     name: str
@@ -70,8 +69,7 @@ class KernelRow:
     sm_percent: float
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredProfile:
+class MeasuredProfile(Struct, frozen=True):
     """Everything that one run of the profiler saw."""
 
     subject: Subject

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec import Struct
+
 from fabric.errors import ProfileError
 from profiles.requirements import Requirements
 
@@ -118,8 +120,7 @@ def requirements_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchGaps:
+class LaunchGaps(Struct, frozen=True):
     """iGniter's scheduling side of one batch: its kernels, and the idle time before each on average."""
 
     kernels: int

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from fabric.errors import ProfileError
 
 
-@dataclass(frozen=True, slots=True)
-class Requirements:
+class Requirements(Struct, frozen=True):
     """What a batch of one size needs of a whole GPU, in percent (Usher section 3.2, thesis section 5.3).
 
     None where the source does not say. Memory is the largest amount reserved over the GPU's memory.
@@ -22,16 +22,14 @@ class Requirements:
     memory_percent: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidths:
+class Bandwidths(Struct, frozen=True):
     """What a model uses of the GPU's second-level cache and memory, in percent (gpulet section 4.2)."""
 
     l2_percent: float
     dram_percent: float
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCoefficients:
+class LinearCoefficients(Struct, frozen=True):
     """gpulet's linear model of how two gpulets of one GPU disturb each other (gpulet section 4.2).
 
     The factor on the solo run time is `constant` plus each coefficient times its utilisation as a fraction of 1.
@@ -72,8 +70,7 @@ class BandwidthTable:
         return _mixed(column[batch_sizes[low]], column[batch_sizes[high]], weight)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What is known of a model beside its run time and its memory; empty where the source is silent.
 
     `batching_overhead_ms`: what putting a batch of b together takes, at index b - 1.

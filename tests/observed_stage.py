@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from fabric.ids import ModelId, NodeId, PeerId
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered, SliceSpec

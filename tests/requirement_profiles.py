@@ -6,6 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from profiles.model import TableProfile
@@ -23,8 +25,7 @@ class Cell:
     memory: float | None = 1.0
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     models: tuple[PlacedModelInput, ...]
     gpus: tuple[GpuSlot, ...]
     profiles: Profiles

@@ -85,7 +85,7 @@ DOORS = {
 }
 
 # What every room may take from a package whose door is elsewhere: a struct is a dataclass that is cheap to make.
-OPEN_TO_ALL = {"msgspec.Struct", "msgspec.field"}
+OPEN_TO_ALL = {"msgspec.Struct", "msgspec.field", "msgspec.structs.replace", "msgspec.structs.asdict"}
 
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "cPickle"}
 

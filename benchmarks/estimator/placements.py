@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from profiles.model import WHOLE_GPU_PERCENT, TableProfile
 from profiles.requirements import Requirements, Usage

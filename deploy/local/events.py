@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from deploy.local.rolling import Health
 from fabric.ids import PeerId
@@ -12,8 +12,7 @@ from roles.runtime.process_events import ProcessExited, StopAsked, Warn
 from roles.runtime.restarts import RestartRule
 
 
-@dataclass(slots=True, frozen=True)
-class RolePlan:
+class RolePlan(Struct, frozen=True):
     """A role to run. `start_rank`: lower ones first; `stop_limit_ms`: from SIGTERM to SIGKILL.
 
     `restart_rank`: lower ones first in a rolling restart. What another one of its kind stands in for goes first: node
@@ -38,8 +37,7 @@ class RolePlan:
         return tuple(kind for kind in (self.kind, "frontend" if self.frontend else "") if kind)
 
 
-@dataclass(slots=True, frozen=True)
-class SupervisorLimits:
+class SupervisorLimits(Struct, frozen=True):
     """Bounds, in ms."""
 
     serve_ms: float = 60_000.0  # from spawn to run file
@@ -47,73 +45,63 @@ class SupervisorLimits:
     restart: RestartRule = field(default_factory=RestartRule)
 
 
-@dataclass(slots=True, frozen=True)
-class RoleServes:
+class RoleServes(Struct, frozen=True):
     """The living process of that role has written its run file."""
 
     role_id: str
 
 
-@dataclass(slots=True, frozen=True)
-class Settled:
+class Settled(Struct, frozen=True):
     """Every slice is ready or has failed. `nothing_serves`: why no model is served, where none is."""
 
     nothing_serves: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class SpawnRole:
+class SpawnRole(Struct, frozen=True):
     """Start that role's process."""
 
     role_id: str
     command: tuple[str, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class TerminateRole:
+class TerminateRole(Struct, frozen=True):
     """SIGTERM."""
 
     role_id: str
 
 
-@dataclass(slots=True, frozen=True)
-class KillRole:
+class KillRole(Struct, frozen=True):
     """SIGKILL."""
 
     role_id: str
 
 
-@dataclass(slots=True, frozen=True)
-class Announce:
+class Announce(Struct, frozen=True):
     """Everything serves: say so, once."""
 
 
-@dataclass(slots=True, frozen=True)
-class SupervisorOutcome:
+class SupervisorOutcome(Struct, frozen=True):
     """How it ended. `reason` is empty for a stop that was asked for."""
 
     exit_code: int
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class RoleAsked:
+class RoleAsked(Struct, frozen=True):
     """An operator asks for a change of the processes, or what would become of one."""
 
     peer: PeerId
     request: RoleRequest
 
 
-@dataclass(slots=True, frozen=True)
-class RoleReported:
+class RoleReported(Struct, frozen=True):
     """A role says how it is."""
 
     role_id: str
     health: Health
 
 
-@dataclass(slots=True, frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """To an operator: what became of what was asked for."""
 
     peer: PeerId

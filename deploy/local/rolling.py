@@ -11,9 +11,10 @@ rest after it gives clients the time to connect to it again before the next role
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
+
+from msgspec import Struct
 
 from fabric.messages import SliceState, StatusListed
 
@@ -22,8 +23,7 @@ HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; a large model may take 150 
 REST_MS: Final = 500.0
 
 
-@dataclass(slots=True, frozen=True)
-class Health:
+class Health(Struct, frozen=True):
     """What is compared before and after."""
 
     is_ready: bool

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from deploy.local.core import SupervisorCore
 from deploy.local.events import (
@@ -46,8 +47,7 @@ SETTLED_STATES = (SliceState.READY, SliceState.FAILED)
 log = logging.getLogger("tenuto")
 
 
-@dataclass(slots=True, frozen=True)
-class Started:
+class Started(Struct, frozen=True):
     """What `tenuto up` says when everything serves."""
 
     endpoints: Mapping[str, Sequence[str]]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX
 
 
-@dataclass(slots=True, frozen=True)
-class LinkOptions:
+class LinkOptions(Struct, frozen=True):
     """Bounds of one link. A queue of messages is per peer and direction; the others are per message.
 
     `header_bytes_max`: of those that come in, as the link's purpose needs. `payload_bytes_max` 0: no tensors.

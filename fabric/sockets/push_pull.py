@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import zmq
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric import frames
 from fabric.curve import LinkAccess, principal_of_receiver
@@ -40,15 +42,14 @@ from fabric.sockets.options import LinkOptions
 from fabric.tensors import ArenaSharing
 
 
-@dataclass(slots=True, frozen=True)
-class PushOptions:
+class PushOptions(Struct, frozen=True):
     """Bounds of each push socket; one message is always allowed into an empty one, however large.
 
     `shared_bytes_max`: of tensors that lie in shared memory for receivers of this host, 0 for none. They must be
     kept (as NamedTensors) until the receiver has answered.
     """
 
-    link: LinkOptions = field(default_factory=lambda: LinkOptions(queue_messages_max=64))
+    link: LinkOptions = LinkOptions(queue_messages_max=64)
     queue_bytes_max: int = 256 << 20
     shared_bytes_max: int = 0
     idle_close_ms: float = 60_000.0

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
+
+from msgspec import Struct
 
 from fabric import frames
 from fabric.ids import PeerId
@@ -36,8 +37,7 @@ def new_route(peer: PeerId) -> bytes:
     return frames.route_of(peer, f"{next(_numbers):x}.{secrets.token_hex(16)}")
 
 
-@dataclass(slots=True, frozen=True)
-class _Route:
+class _Route(Struct, frozen=True):
     identity: bytes
     number: int
     key: str | None

@@ -8,7 +8,6 @@ message or a socket. The scheduler core (live and simulated alike) translates it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -38,16 +37,14 @@ class RequestRun(Struct, gc=False):
     priority: int | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Delay:
+class Delay(Struct, frozen=True):
     """delay(b) = control + data per item (Symphony appendix D): from the decision to inputs on the device."""
 
     control_ms: float = 0.0
     data_ms_per_item: float = 0.0
 
 
-@dataclass(slots=True, frozen=True)
-class BatchModel:
+class BatchModel(Struct, frozen=True):
     """A model to schedule. `priority`: of its requests that name none; a batch of a higher one is served first among equals."""
 
     model_id: ModelId
@@ -56,8 +53,7 @@ class BatchModel:
     priority: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class HostedModel:
+class HostedModel(Struct, frozen=True):
     """A model on a slice: `exec_ms[b - 1]` is l(b) there, for b = 1 … batch_size_max; never falling."""
 
     model_id: ModelId
@@ -70,8 +66,7 @@ class HostedModel:
     """Whether a batch that runs may be stopped: the device can, and the model may run its requests again."""
 
 
-@dataclass(slots=True, frozen=True)
-class BatchSlice:
+class BatchSlice(Struct, frozen=True):
     """A slice to schedule on. `order` is the rank by which low ids are filled first."""
 
     slice_id: SliceId

@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from policies.batching.base import BatchModel
 from policies.batching.batch_moments import Table
@@ -45,8 +46,7 @@ _ROUNDING = 1e-12  # of a run time
 _NOTHING_MS = 1e-6  # nothing takes less than a nanosecond, and an intercept below it is rounding
 
 
-@dataclass(slots=True, frozen=True)
-class Prospect:
+class Prospect(Struct, frozen=True):
     """One model as planning sees it. `target`: the batch size that full deferral protects."""
 
     per_ms: float

@@ -8,7 +8,8 @@ to divide, and the plain discipline is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from fabric.errors import ConfigError
 from policies.graphs.budgets import Budgets, RunTimes, equal, nexus, pooled, proportional
@@ -15,8 +15,7 @@ DEFAULT = "carried"
 GRAPH_DEADLINES = ("carried", "nexus", "equal", "proportional", "pard")
 
 
-@dataclass(slots=True, frozen=True)
-class ApplicationPlan:
+class ApplicationPlan(Struct, frozen=True):
     """What is known of an application before it starts. `gpus`: how many serve it.
 
     `run_ms`: l(b) by stage; empty where a model has no profile: then budgets are equal ones, and `carried` goes by what is measured.

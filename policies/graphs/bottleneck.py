@@ -13,17 +13,16 @@ part of the GPU time; where a stage has slices of its own that are too few, all 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 _ROUNDS = 2_000
 _STEP = 4.0  # of multiplicative weights, over the square root of the round
 
 
-@dataclass(slots=True, frozen=True)
-class Bottleneck:
+class Bottleneck(Struct, frozen=True):
     """The stage that limits most, at most so many requests/s of the application, and the part of each stage in that."""
 
     stage: str

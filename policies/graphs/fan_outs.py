@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policies.graphs.graph import FAN_OUT_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class FanOut:
+class FanOut(Struct, frozen=True):
     """`process` is fixed | poisson | share.
 
     `steps` are (from_ms, value), ascending from 0: the number, the mean, or the part of the answers that one request follows.

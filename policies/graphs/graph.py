@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
+from msgspec import Struct
+
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.policy_options import shown, suggestion
@@ -23,8 +25,7 @@ REQUESTS_MAX = 1024
 """Requests of all stages that one request of an application may come to, expected and in any single case."""
 
 
-@dataclass(slots=True, frozen=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """One model in a graph. `fan_out`: how many requests of it one answer before it starts, on average.
 
     `is_optional`: a request does without what this stage does not answer. `is_answer`: its outputs are in the answer, though stages come after it.

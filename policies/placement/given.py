@@ -11,8 +11,9 @@ pipeline: each model is cut into as many stages as there are GPUs, or, with `loa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId

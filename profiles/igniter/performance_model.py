@@ -14,8 +14,9 @@ k1 … k4 are fitted against the share in percent, as the authors' code does (th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from profiles.model import ModelProfile, TableProfile
 
@@ -28,8 +29,7 @@ SHARE_FROM_POLE_MIN_PERCENT = 0.01
 FREQUENCY_FRACTION_MIN = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Struct, frozen=True):
     """What iGniter knows of a GPU type."""
 
     power_max_w: float
@@ -54,8 +54,7 @@ class Hardware:
         return 1 / max(fraction, FREQUENCY_FRACTION_MIN)
 
 
-@dataclass(frozen=True, slots=True)
-class Coefficients:
+class Coefficients(Struct, frozen=True):
     """What iGniter knows of a model on that type: the fitted lines of section 3.1."""
 
     load_bytes: float
@@ -83,8 +82,7 @@ class Coefficients:
         return (self.load_bytes + self.feedback_bytes) * batch_size / hardware.pcie_bytes_per_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(Struct, frozen=True):
     """A workload on the GPU: its batch size and MPS share."""
 
     coefficients: Coefficients

@@ -8,8 +8,9 @@ exception: where the profile knows the whole GPU only, a model may say what a sm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
@@ -19,8 +20,7 @@ from profiles.model import WHOLE_GPU_PERCENT, ModelProfile
 NeedT = TypeVar("NeedT")
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A batch on a slice: the model, its size, and the slice's share (None: no limit)."""
 
     model_id: ModelId
@@ -49,8 +49,7 @@ class Interference(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class InterferenceLaw(Generic[NeedT]):
+class InterferenceLaw(Struct, Generic[NeedT], frozen=True):
     """An interference law as a configuration names it.
 
     `read` takes what the law needs out of a model's profile, or answers None where the profile lacks it. Errors call

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from fabric.ids import ModelId
 from roles.applications.trip import Trip
 
 
-@dataclass(slots=True, frozen=True)
-class Entered:
+class Entered(Struct, frozen=True):
     """A request of the application has come. `number` is new."""
 
     number: int
     deadline_at_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class Followed:
+class Followed(Struct, frozen=True):
     """The answer to `Follow`: so many tasks follow."""
 
     follow: int
     count: int
 
 
-@dataclass(slots=True, frozen=True)
-class FollowFailed:
+class FollowFailed(Struct, frozen=True):
     """The other answer to `Follow`: the inputs of its stage cannot be made."""
 
     follow: int
@@ -33,8 +30,7 @@ class FollowFailed:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class TaskAnswered:
+class TaskAnswered(Struct, frozen=True):
     """A model answered. `waited_ms` until it ran for `run_ms`."""
 
     task: int
@@ -42,8 +38,7 @@ class TaskAnswered:
     run_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class TaskDropped:
+class TaskDropped(Struct, frozen=True):
     """The task has ended without outputs: `code` is a request error's wire code."""
 
     task: int
@@ -52,15 +47,13 @@ class TaskDropped:
     retry_after_ms: float | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Abandoned:
+class Abandoned(Struct, frozen=True):
     """Nobody waits for that request any more."""
 
     number: int
 
 
-@dataclass(slots=True, frozen=True)
-class TimeUp:
+class TimeUp(Struct, frozen=True):
     """Its answer must leave now. It has one only if what is open is all optional."""
 
     number: int
@@ -69,8 +62,7 @@ class TimeUp:
 ApplicationEvent = Entered | Followed | FollowFailed | TaskAnswered | TaskDropped | Abandoned | TimeUp
 
 
-@dataclass(slots=True, frozen=True)
-class Follow:
+class Follow(Struct, frozen=True):
     """Make the inputs of that stage's tasks, and say how many there are (`Followed`).
 
     `follow` is its number. `after`: by stage before it, the tasks whose outputs they are made from, in order; none for a stage that
@@ -83,8 +75,7 @@ class Follow:
     after: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Announce a task to the scheduler, as a request with that deadline. Its inputs are the next ones of that `follow`."""
 
     task: int
@@ -95,16 +86,14 @@ class Ask:
     follow: int
 
 
-@dataclass(slots=True, frozen=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """A task is of no use any more."""
 
     task: int
     model_id: ModelId
 
 
-@dataclass(slots=True, frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """The request is done: all that it needs is answered, in time or late, or it was given up.
 
     `code`, `reason`: of one that was given up. `trip`: what became of it stage by stage.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from policies.graphs import ApplicationPlan
 from policies.graphs.fan_outs import FanOut
@@ -17,16 +18,14 @@ _PARTIAL_SHARE = 0.02
 _STRIDES = (7_919, 104_729, 15_485_863)  # of request, stage and place into the draws: primes
 
 
-@dataclass(slots=True, frozen=True)
-class GlueSpec:
+class GlueSpec(Struct, frozen=True):
     """A user's class that makes the inputs of a stage: `python` is ``module:Class``, one call may take `limit_ms`."""
 
     python: str
     limit_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class ServedApplication:
+class ServedApplication(Struct, frozen=True):
     """An application as the file has it. `rule`: of `graph_deadlines`. `fan_outs` by stage, `glue` of those stages that have any.
 
     `numbers`: of the first request, and the step to the next one; what is drawn for a request goes by its number.

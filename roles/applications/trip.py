@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from policies.graphs.graph import Graph
 
 Place = tuple[int, ...]
@@ -26,8 +28,7 @@ class Leg:
     task: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """An optional stage has ended without outputs, at least once."""
 
     count: int

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import asdict
 
 from fabric.errors import ConfigError
 from roles.cli.json_output import echo_json

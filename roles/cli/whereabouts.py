@@ -7,9 +7,10 @@ their TCP addresses are on loopback.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import (

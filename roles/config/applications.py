@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
@@ -28,8 +29,7 @@ GLUE_MS_MAX = 10_000.0
 _SOURCE = "outputs."
 
 
-@dataclass(slots=True, frozen=True)
-class ReadApplications:
+class ReadApplications(Struct, frozen=True):
     """The applications, and what follows for models: the SLO of those that have none of their own, and what stages ask of each."""
 
     applications: tuple[ApplicationConfig, ...]

@@ -7,9 +7,11 @@ and popularity already applied; times are in ms, memory is in bytes, names are i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 import policies.graphs
 from fabric.errors import ConfigError, ProfileError
@@ -32,8 +34,7 @@ from roles.config.gateway import NO_GATEWAY, GatewayConfig
 from roles.config.hosts import DEPLOY_DEFAULT, ONE_HOST, DeployConfig, Places
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivalConfig:
+class ArrivalConfig(Struct, frozen=True):
     """How requests of a model come: `process` is poisson | gamma | uniform | trace.
 
     `shape`: of gamma gaps. `phase`: the first arrival of a uniform process in gaps, None draws it. `trace_path`: a trace's CSV file.
@@ -45,8 +46,7 @@ class ArrivalConfig:
     trace_path: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(Struct, frozen=True):
     """A model. `profile` holds on every GPU type, `profiles_by_type` (lower case) on the named ones only.
 
     `rate_steps` are (from_ms, requests per second), ascending from 0; empty where no rate is known, as for a
@@ -101,8 +101,7 @@ class ModelConfig:
         return self.profiles_by_type.get(gpu_type.lower(), self.profile)
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationConfig:
+class ApplicationConfig(Struct, frozen=True):
     """A graph of models with one SLO. `fan_outs` by stage, `glue` of those that have any; `rate_steps` and `arrival` as a model's."""
 
     plan: ApplicationPlan
@@ -126,8 +125,7 @@ class ApplicationConfig:
         return ServedApplication(self.plan, self.fan_outs, rule, seed, self.glue)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
+class NodeConfig(Struct, frozen=True):
     """A host with `gpus` devices of one type; memory and price are per device.
 
     `mps`: share real GPUs through NVIDIA's MPS where it can be had. `pin_cores`: so many cores for each worker
@@ -151,8 +149,7 @@ class NodeConfig:
         return NodeId(self.host)
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkConfig:
+class NetworkConfig(Struct, frozen=True):
     """Delays of the modelled network, one way; jitter is the standard deviation of a half-normal."""
 
     control_ms: float = 0.0
@@ -161,8 +158,7 @@ class NetworkConfig:
     jitter_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ListenConfig:
+class ListenConfig(Struct, frozen=True):
     """Where others come in. `client` is a ZeroMQ endpoint of the frontends, `control` one of the scheduler beside its ipc one.
 
     `metrics` and `page` are host:port. None: not served. HTTP and gRPC are the gateway's (`roles/config/gateway.py`).
@@ -174,23 +170,20 @@ class ListenConfig:
     page: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SecurityConfig:
+class SecurityConfig(Struct, frozen=True):
     """`keys`: the keys folder; None: TCP on loopback only, and nobody needs a key."""
 
     keys: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
+class PolicyChoice(Struct, frozen=True):
     """A policy's name and its options, checked and with their defaults."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One value of the configuration and where it came from: the file's name, or ``default``."""
 
     path: str
@@ -198,8 +191,7 @@ class Setting:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterConfig:
+class ClusterConfig(Struct, frozen=True):
     """One workload and cluster file (design section 10)."""
 
     models: tuple[ModelConfig, ...]
@@ -221,7 +213,7 @@ class ClusterConfig:
     deploy: DeployConfig = DEPLOY_DEFAULT
     applications: tuple[ApplicationConfig, ...] = ()
     graph_deadlines: str = policies.graphs.DEFAULT
-    settings: tuple[Setting, ...] = field(default=(), repr=False)
+    settings: tuple[Setting, ...] = ()
 
     def of_shard(self, shard: int) -> ClusterConfig:
         """One shard's models and nodes, as a cluster of its own."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError
@@ -19,8 +20,7 @@ REQUEST_MB_MAX: Final = 1_024
 CONNECTIONS_MAX: Final = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(Struct, frozen=True):
     """`http`, `grpc`: host:port; None: not served, and with neither there is no gateway.
 
     `token_file`: one bearer token a line; None: everybody may ask. `tls_certificate`, `tls_key`: PEM files.

@@ -10,9 +10,10 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from fabric.errors import ConfigError
 from fabric.policy_options import shown
@@ -29,8 +30,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _INTERFACE = re.compile(r"[A-Za-z0-9._@-]{1,15}")
 
 
-@dataclass(frozen=True, slots=True)
-class FrontendPlace:
+class FrontendPlace(Struct, frozen=True):
     """A frontend's host, and where its clients come in. `client` None: the host's own address, at the usual port."""
 
     host: str
@@ -39,8 +39,7 @@ class FrontendPlace:
     metrics: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerPlace:
+class SchedulerPlace(Struct, frozen=True):
     """A scheduler's host, and the port of its control address. A standby takes over when the other one is gone."""
 
     host: str
@@ -49,8 +48,7 @@ class SchedulerPlace:
     shard: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Where the schedulers and frontends run. `is_written`: the file says so, else all of it is a default.
 
     `addresses`: by host, as the others reach it; who is not in it is found by its name.
@@ -90,8 +88,7 @@ class Places:
 ONE_HOST: Final = Places((SchedulerPlace("local"),), (FrontendPlace("local"),))
 
 
-@dataclass(frozen=True, slots=True)
-class DeployConfig:
+class DeployConfig(Struct, frozen=True):
     """How `tenuto deploy` sets hosts up.
 
     `user`, `port`: of ssh, None: what ssh itself says. `directory`: on the host, relative to the user's home.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from profiles.gpu import GIB, gpu_profile

@@ -10,8 +10,9 @@ import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from fabric.errors import ConfigError
 from fabric.policy_options import brief
@@ -23,8 +24,7 @@ _NAMES: Final = ("name", "host")
 """By which of its keys an element of a list is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(Struct, frozen=True):
     """`origin`: who gives the value, as errors and `config show` say it."""
 
     path: str

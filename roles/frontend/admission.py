@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.errors import (
     DeadlineExceeded,
@@ -34,8 +35,7 @@ _SUGGESTED_FROM = 64  # difflib takes tens of microseconds a name; a misspelt na
 _SHOWN_MAX = 100  # characters of a client's own words in an answer
 
 
-@dataclass(slots=True, frozen=True)
-class NotAdmitted:
+class NotAdmitted(Struct, frozen=True):
     """The final answer of a request that is not taken on."""
 
     error: type[RequestError]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from fabric.ids import FrontendId, Incarnation, ModelId, SliceId
 from fabric.messages import Directory, ModelInfo, SliceInfo
 
 
-@dataclass(slots=True, frozen=True)
-class DirectoryChange:
+class DirectoryChange(Struct, frozen=True):
     """From one directory to the next. A slice with a new incarnation has both gone and come."""
 
     gone: tuple[SliceInfo, ...]

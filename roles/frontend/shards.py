@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from fabric.ids import ModelId
 from fabric.messages import Directory, HeadInfo, Left, ModelInfo, replaced
 from roles.frontend.directory import DirectoryChange, Known
@@ -39,8 +41,7 @@ class ShardLink:
         return self.registration.is_linked
 
 
-@dataclass(slots=True, frozen=True)
-class Rerouted:
+class Rerouted(Struct, frozen=True):
     """What a directory, or a link that came or went, changed.
 
     `moved`: models that another shard serves now than before, if any did. `removed`: no shard has them any more.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import CLIENT_KINDS, guarded
@@ -81,8 +82,7 @@ _COUNTED = ("answers_unsendable", "answers_dropped", "scheduler_full")
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
 
-@dataclass(slots=True, frozen=True)
-class FrontendOptions:
+class FrontendOptions(Struct, frozen=True):
     """How to run one frontend. `client_addresses` beside the ipc one that every frontend has in its run directory.
 
     `metrics`: HOST:PORT of its page; None: it has none. `scheduler_addresses`: of each scheduler; `scheduler_shards`: the shard of

@@ -10,14 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from fabric.ids import BatchId, FrontendId, ModelId
 from fabric.messages import Inputs, Part, RunBatch
 from roles.gpu_worker.batch_start_rules import may_start_at_ms, start_moments
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 
-@dataclass(slots=True, frozen=True)
-class PartInputs:
+class PartInputs(Struct, frozen=True):
     """What came for one part. `cut` (first, of): only `live_seqs` of the payload's `of` requests, from `first` on.
 
     `heads`: which one each request is for, of a model that has any.

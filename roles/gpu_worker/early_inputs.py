@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.ids import BatchId, SliceId
 from fabric.messages import Inputs
@@ -14,8 +15,7 @@ BYTES_MAX = 64 * 2**20
 PARTS_MAX = 4_096  # inputs may be small, or of no request at all
 
 
-@dataclass(slots=True, frozen=True)
-class EarlyPart:
+class EarlyPart(Struct, frozen=True):
     """Inputs without a RunBatch."""
 
     inputs: Inputs

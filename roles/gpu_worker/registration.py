@@ -8,8 +8,9 @@ lists the slice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from fabric.ids import Incarnation, NodeId, SliceId
 from fabric.link import NO_EPOCH
@@ -20,8 +21,7 @@ from roles.runtime.core import SCHEDULER, Send
 REPEAT_AFTER_MS: Final = 1_000.0
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerIdentity:
+class WorkerIdentity(Struct, frozen=True):
     """Who this process is; `addresses` are those of its payload socket."""
 
     worker_id: str

@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.curve import guarded
@@ -93,8 +94,7 @@ RUN_ON_S = 0.04  # for the batch on the device, when this process ends with a de
 log = logging.getLogger("tenuto")
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerOptions:
+class WorkerOptions(Struct, frozen=True):
     """`host`: the interface of the payload socket's TCP address. `threads`: torch's, on a CPU.
 
     `incarnation`, `clock`, `transport`, `make_emulated`: a process has its own; tests may know better.

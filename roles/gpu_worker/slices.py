@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from fabric.ids import ModelId
 from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, replaced
 from roles.gpu_worker.batches import BatchQueue
@@ -50,8 +52,7 @@ NEXT: Final[Mapping[tuple[HostedState, HostedTransition], HostedState]] = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class SideLoad:
+class SideLoad(Struct, frozen=True):
     """A model that is being loaded beside what its slice serves, until it has taken too long."""
 
     model: ModelSpec

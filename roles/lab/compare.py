@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, as_completed
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError, ProfileError
 from policies.placement.common.base import Placement
@@ -23,8 +25,7 @@ from roles.workload.arrivals import Workload
 from roles.workload.outcomes import ModelOutcome, Outcome, Window
 
 
-@dataclass(slots=True, frozen=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """One combination: its plan and what came of it, or the `error` that kept it from being played."""
 
     placement: str

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from fabric.heartbeats import HeartbeatTiming, Liveness
 from fabric.ids import Incarnation, NodeId, PeerId, SliceId
@@ -95,8 +96,7 @@ _COUNTED = (
 )
 
 
-@dataclass(slots=True, frozen=True)
-class AgentSelf:
+class AgentSelf(Struct, frozen=True):
     """Who this agent is. `outlives`: its workers may outlive it."""
 
     node_id: NodeId
@@ -108,8 +108,7 @@ class AgentSelf:
     """What a former agent of this host granted."""
 
 
-@dataclass(slots=True, frozen=True)
-class FoundDevices:
+class FoundDevices(Struct, frozen=True):
     """What the agent finds at its start: devices, how each is shared, and what a former agent left."""
 
     gpus: Sequence[GpuInfo]

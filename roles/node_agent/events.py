@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import Incarnation, PeerId
@@ -13,8 +13,7 @@ from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAske
 from roles.runtime.restarts import RestartRule
 
 
-@dataclass(slots=True, frozen=True)
-class AgentLimits:
+class AgentLimits(Struct, frozen=True):
     """How long a worker may take for each step of its life, in ms."""
 
     hello_ms: float = 30_000.0  # an interpreter and torch from a cold disk
@@ -38,8 +37,7 @@ class AgentLimits:
     client_end_ms: float = 5_000.0  # for a worker to leave its GPU through the daemon, before its signal
 
 
-@dataclass(slots=True, frozen=True)
-class SharingPlan:
+class SharingPlan(Struct, frozen=True):
     """How a GPU should be shared. `mode`: mps | time-sharing | mig; `reason` says why not mps, or no shares."""
 
     mode: str
@@ -47,8 +45,7 @@ class SharingPlan:
     has_shares: bool = False
 
 
-@dataclass(slots=True, frozen=True)
-class Orphan:
+class Orphan(Struct, frozen=True):
     """A worker of a former agent of this host that still runs, as that agent wrote it down."""
 
     worker_id: str
@@ -57,8 +54,7 @@ class Orphan:
     is_mps: bool
 
 
-@dataclass(slots=True, frozen=True)
-class DaemonChecked:
+class DaemonChecked(Struct, frozen=True):
     """A GPU's MPS daemon was asked for its servers (their pids); `problem` is empty if it answered."""
 
     gpu: int
@@ -66,22 +62,19 @@ class DaemonChecked:
     servers: tuple[int, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerUntold:
+class WorkerUntold(Struct, frozen=True):
     """A worker may not have heard what to host or whom to obey: its queue was full, or its connection broke with what was under way."""
 
     peer: PeerId
 
 
-@dataclass(slots=True, frozen=True)
-class GpusSampled:
+class GpusSampled(Struct, frozen=True):
     """What the GPUs' sensors said."""
 
     samples: tuple[GpuSample, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Spawn:
+class Spawn(Struct, frozen=True):
     """Start a worker process for these slices (they are of one device), as a client of MPS or not.
 
     `beside`: the other slices of its GPU, if it is a client of MPS.
@@ -93,49 +86,42 @@ class Spawn:
     beside: tuple[SliceSpec, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class Terminate:
+class Terminate(Struct, frozen=True):
     """SIGTERM."""
 
     worker_id: str
 
 
-@dataclass(slots=True, frozen=True)
-class Kill:
+class Kill(Struct, frozen=True):
     """SIGKILL. `at_once`: there is no daemon any more through which it could leave its GPU first."""
 
     worker_id: str
     at_once: bool = False
 
 
-@dataclass(slots=True, frozen=True)
-class Remember:
+class Remember(Struct, frozen=True):
     """Write a worker down, so that the next agent can tell it from a stranger."""
 
     worker: Orphan
 
 
-@dataclass(slots=True, frozen=True)
-class StartDaemon:
+class StartDaemon(Struct, frozen=True):
     """Start the guard of a GPU's MPS daemon."""
 
     gpu: int
 
 
-@dataclass(slots=True, frozen=True)
-class CheckDaemon:
+class CheckDaemon(Struct, frozen=True):
     """Ask a GPU's MPS daemon for a sign of life: `DaemonChecked` follows."""
 
     gpu: int
 
 
-@dataclass(slots=True, frozen=True)
-class SampleGpus:
+class SampleGpus(Struct, frozen=True):
     """Read the GPUs' sensors: `GpusSampled` follows."""
 
 
-@dataclass(slots=True, frozen=True)
-class FollowScheduler:
+class FollowScheduler(Struct, frozen=True):
     """From now on what goes to `SCHEDULER` goes to that one."""
 
     peer: PeerId

@@ -11,8 +11,9 @@ worker, whatever they believe. The lease only keeps a scheduler that serves well
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from fabric.ids import Epoch, Incarnation, NodeId
 from fabric.link import NO_EPOCH
@@ -20,8 +21,7 @@ from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.epochs import LEASE_MS
 
 
-@dataclass(slots=True, frozen=True)
-class LeaseRecord:
+class LeaseRecord(Struct, frozen=True):
     """What is on the disk: an epoch, and the scheduler that it was granted to. Epoch 0: none ever was."""
 
     epoch: Epoch
@@ -32,15 +32,13 @@ class LeaseRecord:
 NO_LEASE: Final = LeaseRecord(NO_EPOCH, "", Incarnation(""))
 
 
-@dataclass(slots=True, frozen=True)
-class KeepLease:
+class KeepLease(Struct, frozen=True):
     """Write it down, so that it is there after a loss of power; `LeaseKept` follows."""
 
     record: LeaseRecord
 
 
-@dataclass(slots=True, frozen=True)
-class LeaseKept:
+class LeaseKept(Struct, frozen=True):
     """It is written, or cannot be."""
 
     record: LeaseRecord

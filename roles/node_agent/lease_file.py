@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from fabric.errors import FabricError
 from fabric.ids import Epoch, Incarnation

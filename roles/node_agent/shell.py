@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
@@ -75,8 +77,7 @@ def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
     return [sys.executable, "-P", "-m", "roles.gpu_worker", address, worker_id, str(run_dir)]
 
 
-@dataclass(slots=True, frozen=True)
-class AgentOptions:
+class AgentOptions(Struct, frozen=True):
     """`command`: (agent address, worker id, run directory) -> the worker's command line.
 
     `address`: this host's, at which its workers take payload. `scheduler_addresses`: of schedulers on other hosts, by

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fabric.errors import FabricError
@@ -43,8 +44,7 @@ Arrivals = Mapping[ModelId, NDArray[np.float64]]
 Slowdown = Mapping[tuple[str, int], Mapping[ModelId, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Minute:
+class Minute(Struct, frozen=True):
     """A situation that can be played. `arrivals`: ascending, in ms from its beginning to `span_ms`.
 
     `settings`: the slices that there are; None: the models are placed anew. `slowdown`: by GPU (node and number), how many times

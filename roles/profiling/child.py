@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, TextIO
+
+from msgspec.structs import asdict
 
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError

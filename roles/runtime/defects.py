@@ -12,9 +12,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from msgspec import Struct
 
 from fabric.clock import Clock, MonotonicClock
 from roles.runtime.exit_codes import EXIT_DEFECT
@@ -28,8 +29,7 @@ EVENT_CHARS_MAX = 2_000
 BYTES_MAX = 8 << 20
 
 
-@dataclass(slots=True, frozen=True)
-class DefectReport:
+class DefectReport(Struct, frozen=True):
     """How the process of a role ends when its loop raises.
 
     `journal`: what is being recorded of it. `before_end`: what must not be left out even then, in a few ms.

@@ -12,15 +12,15 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from fabric.errors import ConfigError
 from fabric.ipc import PATH_BYTES_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class RunDir:
+class RunDir(Struct, frozen=True):
     """A directory of this user. `is_new`: this process made it; `is_temporary`: and removes it with what is in it."""
 
     path: Path

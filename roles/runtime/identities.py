@@ -12,17 +12,18 @@ import os
 import select
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from roles.runtime.process import write_whole
 
 _STATE, _STARTED_AT = 0, 19  # fields of /proc/<pid>/stat behind the name in brackets
 
 
-@dataclass(slots=True, frozen=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True):
     """One process of this host. `started_at`: in the kernel's ticks since it booted."""
 
     pid: int

@@ -17,12 +17,12 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
 import msgpack
+from msgspec import Struct
 
 from fabric.codec import checked, decode, encode
 from fabric.errors import ConfigError, FabricError, LocalProtocolError
@@ -54,8 +54,7 @@ def unpacked(header: bytes) -> AnyMessage:
     return decode(header).parcels[0].body
 
 
-@dataclass(slots=True, frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One event as it was recorded. `sent`: peer and packed message of each action, empty where it could not be sent."""
 
     now_ms: float
@@ -175,8 +174,7 @@ class Recorded:
 # ---------------------------------------------------------------- reading and playing
 
 
-@dataclass(slots=True, frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """Where a replay went another way: the event's number (from 0), and the first action that differs."""
 
     number: int
@@ -186,8 +184,7 @@ class Difference:
     replayed: str | None
 
 
-@dataclass(slots=True, frozen=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """What a replay found. `is_cut`: the file ends within an event, as after a crash.
 
     `defect`: the traceback of what the event after those raised.

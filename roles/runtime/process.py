@@ -19,10 +19,12 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Self, TextIO
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from fabric.addresses import check_address
 from fabric.errors import ConfigError, FabricError
@@ -165,8 +167,7 @@ class StopSignal:
         return (StopAsked(),)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
+class RunFile(Struct, frozen=True):
     """What `<run dir>/<role id>.json` says."""
 
     role_id: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.ids import PeerId
 from roles.runtime.core import SCHEDULER
@@ -16,8 +17,7 @@ def explaining_lines(said: str) -> list[str]:
     return [line.strip() for line in said.splitlines() if line.strip() and not _LOGGED.search(line)]
 
 
-@dataclass(slots=True, frozen=True)
-class ProcessExited:
+class ProcessExited(Struct, frozen=True):
     """A child is gone and reaped. `code` below 0: killed by that signal. `last_words`: its stderr's tail."""
 
     name: str
@@ -25,21 +25,18 @@ class ProcessExited:
     last_words: str
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerFound:
+class SchedulerFound(Struct, frozen=True):
     """A scheduler (or its next incarnation) can be reached at `addresses`; `peer` is what it is called here."""
 
     addresses: tuple[str, ...]
     peer: PeerId = SCHEDULER
 
 
-@dataclass(slots=True, frozen=True)
-class StopAsked:
+class StopAsked(Struct, frozen=True):
     """End everything in order."""
 
 
-@dataclass(slots=True, frozen=True)
-class Warn:
+class Warn(Struct, frozen=True):
     """Something a person should read, though everything goes on. `text` is logfmt."""
 
     text: str

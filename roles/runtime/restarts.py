@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(slots=True, frozen=True)
-class RestartRule:
+class RestartRule(Struct, frozen=True):
     """At once the first time, then exponential back-off with an end.
 
     One failure is an accident, and every moment without the process costs requests. From the second failure within a

@@ -15,8 +15,10 @@ import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from fabric.errors import ConfigError, FabricError
 from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
@@ -30,8 +32,7 @@ UP_SOCKET = "up.control"
 """Where `tenuto up` is asked for changes of its processes."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpFile:
+class UpFile(Struct, frozen=True):
     """What `up.json` says. `endpoints`: addresses by purpose; empty while the cluster starts.
 
     `problems`: what could not be served when it was ready; `warnings`: what is served otherwise than expected.

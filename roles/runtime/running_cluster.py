@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import select
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fabric.client import ask_status
 from fabric.errors import PeerLost
@@ -37,8 +39,7 @@ _TOLD: Mapping[str, Sequence[str]] = {
 TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
 
 
-@dataclass(slots=True, frozen=True)
-class ProcessReport:
+class ProcessReport(Struct, frozen=True):
     """One role of the run directory."""
 
     role_id: str
@@ -47,8 +48,7 @@ class ProcessReport:
     addresses: Mapping[str, Sequence[str]]
 
 
-@dataclass(slots=True, frozen=True)
-class ClusterReport:
+class ClusterReport(Struct, frozen=True):
     """What `tenuto status` shows. `scheduler`: the active one, or all shards' as if they were one."""
 
     endpoints: Mapping[str, Sequence[str]]
@@ -123,8 +123,7 @@ def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict
     return counters
 
 
-@dataclass(slots=True, frozen=True)
-class ActiveScheduler:
+class ActiveScheduler(Struct, frozen=True):
     """Where one listens, and what it says."""
 
     addresses: Sequence[str]

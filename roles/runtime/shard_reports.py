@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.ids import ModelId
 from fabric.messages import Changed, ModelInfo, PlanReport, StatusListed, replaced
@@ -14,8 +15,7 @@ STATUSES = ("ok", "partial", "failed", "refused")
 """Of a `Changed`, the worst last."""
 
 
-@dataclass(slots=True, frozen=True)
-class ShardReport:
+class ShardReport(Struct, frozen=True):
     """One shard. `scheduler`: its active one's role id; empty: none answers, and all the rest is unknown."""
 
     shard: int

@@ -8,8 +8,10 @@ kept in `batches`, what is known of the cluster in `fleet`, what measured times 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, get_args
+
+from msgspec.structs import replace
 
 from fabric.ids import FrontendId, PeerId, SliceId
 from fabric.messages import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from fabric.errors import ConfigError
 from fabric.ids import BatchId, ModelId, NodeId, SliceId
@@ -22,8 +23,7 @@ NO_DELAY = Delay()
 FIRST_BATCH_ID = BatchId(1)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerSettings:
+class SchedulerSettings(Struct, frozen=True):
     """What a scheduler starts with.
 
     `slices` are in order of rank, low ones are filled first: those that fewest models share, then by GPU.

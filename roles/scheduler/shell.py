@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fabric.curve import CONTROL_KINDS, guarded
 from fabric.errors import LocalProtocolError
@@ -61,16 +63,14 @@ FIRST_GUARD_MS = 2.0
 FIRST_TRANSFER_MS = 5.0
 
 
-@dataclass(slots=True, frozen=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """Where to keep a journal, and how large it may become."""
 
     path: Path
     bytes_max: int
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerAddresses:
+class SchedulerAddresses(Struct, frozen=True):
     """`control`: where this scheduler serves beside its ipc address and `listen.control`.
 
     `elsewhere`: of the schedulers on other hosts, by role id; those of this host are found in the run directory.

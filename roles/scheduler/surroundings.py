@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.ids import BatchId, Incarnation, new_incarnation
@@ -44,8 +45,7 @@ def drawn_batch_id() -> BatchId:
     return BatchId((secrets.randbits(_BATCH_ID_BITS - _BATCHES_BITS) << _BATCHES_BITS) + 1)
 
 
-@dataclass(slots=True, frozen=True)
-class SchedulerSurroundings:
+class SchedulerSurroundings(Struct, frozen=True):
     """What a process has of its own; tests may know better."""
 
     clock: Clock = field(default_factory=MonotonicClock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from fabric.ids import NodeId, PeerId
 from fabric.messages import GpuInfo
@@ -10,8 +10,7 @@ from profiles.device_model import DeviceModel
 from roles.simulator.network import Network
 
 
-@dataclass(slots=True, frozen=True)
-class SimulatedNode:
+class SimulatedNode(Struct, frozen=True):
     """A host: what its agent reports, the device model of each GPU, in the node's own order, and whose shard has it."""
 
     node_id: NodeId
@@ -20,8 +19,7 @@ class SimulatedNode:
     shard: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class SimulatedHardware:
+class SimulatedHardware(Struct, frozen=True):
     """What the world is made of besides the scheduler.
 
     A slice that is wanted after the beginning is ready `start_ms` later, a plan is made within `plan_ms`.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import BatchId, ModelId, SliceId

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from policies.batching.batch_moments import Table
 
 
-@dataclass(slots=True, frozen=True)
-class SendRule:
+class SendRule(Struct, frozen=True):
     """When a discipline wants a batch to go: the one thing in which the central disciplines differ.
 
     `hold(cost)[n]`: with n requests waiting, the batch is not sent before `deadline - hold[n]`, so a value that

@@ -7,7 +7,6 @@ by the block of time in which they arrived: all had the same arrivals, so their 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -54,8 +53,7 @@ class Arrival(Struct, frozen=True, gc=False):  # thousands are made in one turn 
     span_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class RehearsedModel:
+class RehearsedModel(Struct, frozen=True):
     """A model and what is known of it: its rate, what it loses, and what opening its batches cost beside what was expected."""
 
     model: BatchModel
@@ -65,8 +63,7 @@ class RehearsedModel:
     expected_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class Question:
+class Question(Struct, frozen=True):
     """`variants` are indices of `VARIANTS`. `lost_share`: of all models together. Blocks are counted from `from_ms` on."""
 
     number: int
@@ -79,8 +76,7 @@ class Question:
     blocks: int
 
 
-@dataclass(slots=True, frozen=True)
-class Rehearsed:
+class Rehearsed(Struct, frozen=True):
     """The requests that each of the question's variants lost, by block; empty: it could not be rehearsed."""
 
     number: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from fabric.ids import FrontendId
 from policies.batching.base import BatchDecision, Drop, RequestRun

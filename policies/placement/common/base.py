@@ -9,8 +9,9 @@ What it cannot place it says, with the reason; it never fails because a workload
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from fabric.ids import ModelId, NodeId
 from policies.rounding import ROUNDING
@@ -22,8 +23,7 @@ Profiles = Mapping[tuple[ModelId, str], ModelProfile]
 WHOLE_PERCENT = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedModelInput:
+class PlacedModelInput(Struct, frozen=True):
     """A model to place. `rate_rps` None: not known; `memory_bytes` None: what the profile says.
 
     `stages` over 1: it must be cut into so many, `ranks` over 1: it runs in so many; no policy but `given` sees such a model (`cut_models.py`).
@@ -44,8 +44,7 @@ class PlacedModelInput:
         return max(self.stages, self.ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSlot:
+class GpuSlot(Struct, frozen=True):
     """A GPU of the cluster: `index` is cluster-wide (file order, from 0), `local_index` its node's own."""
 
     index: int
@@ -62,8 +61,7 @@ class GpuSlot:
         return self.device == "emulated"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
+class PlannedModel(Struct, frozen=True):
     """A model on a slice. None: `batch` the runtime chooses; the others are not part of this policy's plan.
 
     `batch` is a target for disciplines that have one. `batch_max` binds all of them: the model's run time and
@@ -78,8 +76,7 @@ class PlannedModel:
     batch_max: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSlice:
+class PlannedSlice(Struct, frozen=True):
     """A share of one GPU (`gpu` is its cluster-wide index; share None: no limit) and its models.
 
     With `following` it is a pipeline: each model is cut into as many stages as there are GPUs, the first on `gpu`, the others
@@ -97,8 +94,7 @@ class PlannedSlice:
         return (self.gpu, *self.following)
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
+class Unplaced(Struct, frozen=True):
     """A model, or that part of its rate, that found no place."""
 
     model_id: ModelId
@@ -106,8 +102,7 @@ class Unplaced:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Struct, frozen=True):
     """An option that a policy looked at and did not take; `metrics` are what it was judged by."""
 
     option: str
@@ -115,8 +110,7 @@ class Rejected:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """Why a policy did what it did: for `subject` (a model, a group) it chose `chosen` (`tenuto plan --why`).
 
     `metrics` are the values that led there, named with their unit; `rejected` the options beside it, the
@@ -129,8 +123,7 @@ class Decision:
     rejected: tuple[Rejected, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """What should run where. `expected_goodput_rps` is the policy's own prediction.
 
     `violations` are promises that the policy's own model says it breaks (only policies whose paper does so);

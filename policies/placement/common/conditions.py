@@ -7,8 +7,9 @@ that plans for queueing and neighbours says so by having `under`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
+
+from msgspec import Struct, field
 
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement, PlacementPolicy
@@ -17,8 +18,7 @@ from profiles.interference import Interference
 MAX_WAIT_MS = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(Struct, frozen=True):
     """`interference` by GPU type; a type that is absent has none that is known.
 
     `has_fixed_batches`: the runtime keeps to the plan's batch sizes and waits `max_wait_ms` at most to fill one

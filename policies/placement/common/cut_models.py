@@ -7,7 +7,9 @@ host that has the fewest free GPUs left over. All other models are for the polic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import NodeId
 from policies.placement.common.base import (
@@ -26,8 +28,7 @@ from policies.placement.common.base import (
 from policies.placement.common.gpu_kinds import gpu_classes
 
 
-@dataclass(frozen=True, slots=True)
-class CutFirst:
+class CutFirst(Struct, frozen=True):
     """The pipelines, and what they leave: the models that need none, and the GPUs that carry none."""
 
     slices: tuple[PlannedSlice, ...]

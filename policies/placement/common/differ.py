@@ -18,7 +18,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import ModelId, SliceId
 from policies.placement.common.assignment import best_assignment
@@ -37,24 +40,21 @@ Content = Counter[tuple[float | None, Hosted]]
 """Slices of one GPU: shares, and what is hosted."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceStart:
+class SliceStart(Struct, frozen=True):
     """A slice to start. `after`: running slices that must end first, as there is no memory for both."""
 
     planned: PlannedSlice
     after: tuple[SliceId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SliceChange:
+class SliceChange(Struct, frozen=True):
     """A running slice that serves on, and hosts what is `planned` in the end."""
 
     slice_id: SliceId
     planned: PlannedSlice
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """What belongs together. Moves of an earlier `wave` are over before it begins."""
 
     starts: tuple[SliceStart, ...]
@@ -63,8 +63,7 @@ class Move:
     wave: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reorganisation:
+class Reorganisation(Struct, frozen=True):
     """`kept` are running slices with what the new placement says of them; nothing of them is in a move."""
 
     kept: Mapping[SliceId, PlannedSlice]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from policies.placement.common.base import GpuSlot
 
@@ -23,8 +24,7 @@ def gpu_kind(gpu: GpuSlot) -> GpuKind:
     return GpuKind(gpu.gpu_type, gpu.memory_bytes, gpu.device, gpu.price_per_hour)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuClass:
+class GpuClass(Struct, frozen=True):
     """GPUs of one kind, ascending by index."""
 
     gpus: tuple[GpuSlot, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from fabric.errors import RequestError
 from fabric.messages import Ledger, ModelInfo, TensorSpec
@@ -11,8 +12,7 @@ from roles.frontend.events import FrontendAction, ReplyWithAll
 from roles.frontend.requests import Request
 
 
-@dataclass(slots=True, frozen=True)
-class AskTask:
+class AskTask(Struct, frozen=True):
     """Take on that task. `info`: of its model."""
 
     request: Request
@@ -20,15 +20,13 @@ class AskTask:
     specs: Sequence[TensorSpec]
 
 
-@dataclass(slots=True, frozen=True)
-class CancelTask:
+class CancelTask(Struct, frozen=True):
     """It is of no use any more."""
 
     request: Request
 
 
-@dataclass(slots=True, frozen=True)
-class AnswerRequest:
+class AnswerRequest(Struct, frozen=True):
     """The application's request has its one answer; `answer` sends it."""
 
     request: Request
@@ -36,8 +34,7 @@ class AnswerRequest:
     answer: ReplyWithAll
 
 
-@dataclass(slots=True, frozen=True)
-class RefuseRequest:
+class RefuseRequest(Struct, frozen=True):
     """It has none."""
 
     request: Request

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor, Tensor
@@ -23,8 +23,7 @@ HEAD_INPUT: Final = "__head__"
 """Among the inputs of a model with heads, as its executor stacks them: the number of each row's head."""
 
 
-@dataclass(slots=True, frozen=True)
-class JobPart:
+class JobPart(Struct, frozen=True):
     """What one frontend sent: the tensors of `count` requests, grouped by request. `heads`: which one each is for, where the model has any."""
 
     count: int
@@ -32,8 +31,7 @@ class JobPart:
     heads: Sequence[ModelId] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """One batch for one slice. *Row* i of a job is its i-th request, counted over the parts in order."""
 
     slice_id: SliceId
@@ -44,8 +42,7 @@ class Job:
     """Begun from then on it is of no use to anybody."""
 
 
-@dataclass(slots=True, frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """Which part of a cut model a process has: all begin at `first_layers` and, the first one, at 0. `digest`: of the whole.
 
     Of a model in ranks `stage` is the rank, and the rest is empty.
@@ -56,16 +53,14 @@ class Part:
     digest: str
 
 
-@dataclass(slots=True, frozen=True)
-class RejectedRow:
+class RejectedRow(Struct, frozen=True):
     """A row that did not fit the model's signature and was left out."""
 
     row: int
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """The slice is warm: one replica for every model on it but those `left_out`, which could not be loaded."""
 
     slice_id: SliceId
@@ -73,24 +68,21 @@ class Loaded:
     left_out: tuple[LeftOut, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class LoadBegins:
+class LoadBegins(Struct, frozen=True):
     """The slice's next model is being loaded."""
 
     slice_id: SliceId
     model_id: ModelId
 
 
-@dataclass(slots=True, frozen=True)
-class LoadFailed:
+class LoadFailed(Struct, frozen=True):
     """The slice cannot be served: none of its models can be loaded."""
 
     slice_id: SliceId
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class ModelLoaded:
+class ModelLoaded(Struct, frozen=True):
     """That load beside what a slice serves has ended; without a replica it failed, for that reason."""
 
     slice_id: SliceId
@@ -99,8 +91,7 @@ class ModelLoaded:
     reason: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class JobRan:
+class JobRan(Struct, frozen=True):
     """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time, `began_at_ms` when it began."""
 
     slice_id: SliceId
@@ -111,16 +102,14 @@ class JobRan:
     began_at_ms: float
 
 
-@dataclass(slots=True, frozen=True)
-class LeftFirstStage:
+class LeftFirstStage(Struct, frozen=True):
     """A pipeline's first stage is done with that batch and can take the next one."""
 
     slice_id: SliceId
     batch_id: BatchId
 
 
-@dataclass(slots=True, frozen=True)
-class RunFailed:
+class RunFailed(Struct, frozen=True):
     """The model raised, answered nonsense, or the device had no memory; the slice serves on."""
 
     slice_id: SliceId
@@ -128,8 +117,7 @@ class RunFailed:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class RunExpired:
+class RunExpired(Struct, frozen=True):
     """A later stage of a pipeline got the batch too late for all its deadlines, and did not begin it."""
 
     slice_id: SliceId
@@ -137,8 +125,7 @@ class RunExpired:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class Shrunk:
+class Shrunk(Struct, frozen=True):
     """The device had no memory for a batch: larger ones than `batch_size_max` are not worth granting any more."""
 
     slice_id: SliceId
@@ -146,16 +133,14 @@ class Shrunk:
     batch_size_max: int
 
 
-@dataclass(slots=True, frozen=True)
-class RunAborted:
+class RunAborted(Struct, frozen=True):
     """The batch was stopped or had not begun when somebody asked for it back, or it was too late to begin."""
 
     slice_id: SliceId
     batch_id: BatchId
 
 
-@dataclass(slots=True, frozen=True)
-class DeviceBroken:
+class DeviceBroken(Struct, frozen=True):
     """Nothing will ever run on this device again (a poisoned CUDA context): the process must end."""
 
     reason: str

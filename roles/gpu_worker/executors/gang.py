@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId, SliceId
@@ -33,8 +34,7 @@ class RankFailed(FabricError):
     """Another rank did not do what the first one did; says which and why."""
 
 
-@dataclass(slots=True, frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """The other ranks shall infer, too. `tensors`: a batch's inputs, which nobody changes."""
 
     slice_id: SliceId

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, replaced
 from roles.gpu_worker.executors.base import (
@@ -84,13 +86,11 @@ class BlockingDevice(Protocol):
         ...
 
 
-@dataclass(slots=True, frozen=True)
-class _Unload:
+class _Unload(Struct, frozen=True):
     slice_id: SliceId
 
 
-@dataclass(slots=True, frozen=True)
-class _UnloadModel:
+class _UnloadModel(Struct, frozen=True):
     slice_id: SliceId
     model_id: ModelId
 
@@ -106,13 +106,11 @@ class _SideLoad:
     steps: Iterator[ReplicaInfo | None] | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class _Prepare:
+class _Prepare(Struct, frozen=True):
     pass
 
 
-@dataclass(slots=True, frozen=True)
-class _Close:
+class _Close(Struct, frozen=True):
     pass
 
 

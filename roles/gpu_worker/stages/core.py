@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -108,8 +107,7 @@ class ReleaseInputs(Struct, frozen=True, gc=False):
 StageAction = LoadPart | ForgetModel | RunStage | PassOn | TellWorker | ReleaseInputs | End
 
 
-@dataclass(slots=True, frozen=True)
-class _Waiting:
+class _Waiting(Struct, frozen=True):
     message: Activations
     payload: Handle
     expires_at_ms: float

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from fabric.link import NamedTensor
 from fabric.messages import AnyMessage
@@ -18,8 +19,7 @@ def meeting_of(worker_id: str, run_dir: Path) -> Path:
     return run_dir / f"{worker_id}.ranks"
 
 
-@dataclass(slots=True, frozen=True)
-class StageSaid:
+class StageSaid(Struct, frozen=True):
     """What a later stage says; `tensors`: of `Activations`."""
 
     message: AnyMessage
@@ -27,8 +27,7 @@ class StageSaid:
     late_ms: float = 0.0
 
 
-@dataclass(slots=True, frozen=True)
-class StageGone:
+class StageGone(Struct, frozen=True):
     """The process of a later stage has ended."""
 
     stage: int

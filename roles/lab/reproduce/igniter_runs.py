@@ -8,9 +8,11 @@ item, and taken out of the run time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement

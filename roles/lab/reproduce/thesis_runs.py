@@ -9,8 +9,10 @@ placements some room that ours do not get.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from policies.placement.common.base import Placement

@@ -17,9 +17,10 @@ import os
 import stat
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from fabric.errors import FabricError
 from fabric.ipc import PATH_BYTES_MAX
@@ -140,8 +141,7 @@ def end_client(control: MpsControl, client: int) -> bool:
     return False
 
 
-@dataclass(slots=True, frozen=True)
-class MpsPlace:
+class MpsPlace(Struct, frozen=True):
     """The directory of one GPU's daemon, and what is in it. All of it is ours alone (0700)."""
 
     directory: Path

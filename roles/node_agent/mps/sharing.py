@@ -7,8 +7,9 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from fabric.ids import NodeId
 from fabric.messages import GpuInfo, SliceSpec
@@ -38,8 +39,7 @@ OUTLIVE_MS = 30_000.0
 AFTER_WORKERS_MS = 3_000.0
 
 
-@dataclass(slots=True, frozen=True)
-class ClientEnded:
+class ClientEnded(Struct, frozen=True):
     """A worker's work on its GPU was ended, or could not be (`problem`): now its process gets its signal."""
 
     worker_id: str
@@ -50,8 +50,7 @@ class ClientEnded:
 Answer = DaemonChecked | GpusSampled | ClientEnded
 
 
-@dataclass(slots=True, frozen=True)
-class SharingOptions:
+class SharingOptions(Struct, frozen=True):
     """`binary`: NVIDIA's control program. `control`: how one speaks to a GPU's daemon through it."""
 
     binary: str = BINARY

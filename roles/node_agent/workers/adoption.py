@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from fabric.ids import Incarnation
 from roles.node_agent.events import Orphan
@@ -19,8 +20,7 @@ KILL_WITHIN_S = 1.0
 log = logging.getLogger("tenuto")
 
 
-@dataclass(slots=True, frozen=True)
-class WorkerRecord:
+class WorkerRecord(Struct, frozen=True):
     """One worker. `gpu`: whose MPS client it is; None: nobody's."""
 
     orphan: Orphan

@@ -7,8 +7,9 @@ of what an operator configured, so that no client can add a time series: models,
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 
 class Kind(enum.StrEnum):
@@ -19,8 +20,7 @@ class Kind(enum.StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(slots=True, frozen=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """`labels` beside `role_id`, which every time series has. `shown_by`: the kinds of role that have it."""
 
     name: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from roles.runtime.metrics.catalog import Metric
 from roles.runtime.metrics.histogram import Histogram
@@ -36,8 +37,7 @@ class Measured(NamedTuple):
 Snapshot = Sequence[Measured]
 
 
-@dataclass(slots=True, frozen=True)
-class SnapshotAsked:
+class SnapshotAsked(Struct, frozen=True):
     """The page's thread wants a snapshot: answer with its server's `publish`."""
 
 

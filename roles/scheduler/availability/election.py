@@ -19,9 +19,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import Epoch, Incarnation, NodeId, PeerId, scheduler_id
 from fabric.messages import LeaseAsked, LeaseReport
@@ -61,8 +63,7 @@ NEXT: Final[Mapping[tuple[ElectionState, ElectionTransition], ElectionState]] = 
 }
 
 
-@dataclass(slots=True, frozen=True)
-class Electorate:
+class Electorate(Struct, frozen=True):
     """Who elects: the agents of a shard's nodes, one of how many `schedulers`.
 
     `role_ids`: of each of these; empty: they are numbered as those of a cluster with one shard.
@@ -87,23 +88,20 @@ class Electorate:
         return len(self.agents) // 2 + 1 if self.has_standby else 1
 
 
-@dataclass(slots=True, frozen=True)
-class EpochTaken:
+class EpochTaken(Struct, frozen=True):
     """This scheduler is active: what it sends from here on has this epoch."""
 
     epoch: Epoch
 
 
-@dataclass(slots=True, frozen=True)
-class LeaseLapsed:
+class LeaseLapsed(Struct, frozen=True):
     """This scheduler is active no more."""
 
 
 ElectionAction = Send | EpochTaken | LeaseLapsed
 
 
-@dataclass(slots=True, frozen=True)
-class _Agent:
+class _Agent(Struct, frozen=True):
     """What an agent said last. `peer` None: it is gone, and what it granted ends by itself."""
 
     peer: PeerId | None

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, get_args
 
+from msgspec import Struct
+
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
     FRONTEND_PREFIX,
@@ -106,8 +108,7 @@ class SchedulerLike(Protocol):
         ...
 
 
-@dataclass(slots=True, frozen=True)
-class ReplicaSettings:
+class ReplicaSettings(Struct, frozen=True):
     """Which scheduler of its shard this is, and who elects the active one."""
 
     incarnation: Incarnation
@@ -118,15 +119,13 @@ class ReplicaSettings:
     shards: int = 1
 
 
-@dataclass(slots=True, frozen=True)
-class CopyPlan:
+class CopyPlan(Struct, frozen=True):
     """Send these standbys the plan as it is now."""
 
     peers: tuple[PeerId, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class KeepPlan:
+class KeepPlan(Struct, frozen=True):
     """A copy of the active scheduler's plan came: keep it, should it be needed."""
 
     copy: PlanCopy

@@ -20,7 +20,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from fabric.ids import ModelId, PeerId, SliceId
 from fabric.messages import (

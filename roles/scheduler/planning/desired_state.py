@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from fabric.messages import (
@@ -34,16 +36,14 @@ UNKNOWN_MODEL, NAME_TAKEN, INVALID_CONFIG, UNKNOWN_GPU, BUSY = (
 """Codes of a `Changed` that was refused."""
 
 
-@dataclass(slots=True, frozen=True)
-class ChangeRefused:
+class ChangeRefused(Struct, frozen=True):
     """Why a change cannot be."""
 
     code: str
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class Desired:
+class Desired(Struct, frozen=True):
     """Model sections of the configuration (as in the file, without rates), declared rates, and GPUs.
 
     `rest` is the document without its models; `drained` GPUs are not planned with.
@@ -164,8 +164,7 @@ class Desired:
         )
 
 
-@dataclass(slots=True, frozen=True)
-class ControllerSettings:
+class ControllerSettings(Struct, frozen=True):
     """What a controller starts with: what is wanted, and what the first plan said of each slice.
 
     `is_rate_blind`: the placement policy gives the same plan at every rate. `is_carried_over`: the slices were planned for another

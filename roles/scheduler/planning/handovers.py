@@ -8,8 +8,9 @@ cannot see the other shard: then the model stays, and the operator hears why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from fabric.ids import PeerId
 from fabric.messages import Changed, ModelsRemove, PlanChange
@@ -20,8 +21,7 @@ from roles.scheduler.planning.desired_state import BUSY
 LEAVE_MS: Final = 30_000.0
 
 
-@dataclass(slots=True, frozen=True)
-class _Handover:
+class _Handover(Struct, frozen=True):
     peer: PeerId
     change: ModelsRemove
     until_ms: float

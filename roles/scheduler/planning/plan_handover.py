@@ -7,9 +7,10 @@ A model that the new file gives to another shard is served here, in the lowest t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from roles.config.cluster import ClusterConfig
 from roles.config.shards import shard_document
@@ -15,8 +16,7 @@ from roles.scheduler.planning.saved_plan import Begun
 from roles.scheduler.settings import settings_from
 
 
-@dataclass(slots=True, frozen=True)
-class Written:
+class Written(Struct, frozen=True):
     """A configuration, and the document that it was read from; paths in that are relative to `base_dir`."""
 
     config: ClusterConfig

@@ -67,10 +67,8 @@ def _document(shape: Shape) -> dict[str, Any]:
     }
 
 
-class _Planned(Written):
+class _Planned(Written, frozen=True):
     """Its first plan is made once: all histories of one shape begin with it."""
-
-    __slots__ = ()
 
     def first_plan(self) -> Begun:
         return _first_plan(json.dumps(self.document))

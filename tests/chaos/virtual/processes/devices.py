@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor

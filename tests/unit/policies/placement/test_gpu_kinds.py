@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import ModelId, NodeId, SliceId
 from policies.placement.common.base import GpuSlot, PlannedModel, PlannedSlice

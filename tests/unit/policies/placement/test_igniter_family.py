@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from policies.placement.common.base import PlacedModelInput, Profiles
@@ -135,14 +134,7 @@ def test_shares_of_18_percent_units_stay_within_the_gpu() -> None:
     """An A100's unit is 100/54 %: 54 of them are the whole GPU, whatever their floating-point sum."""
     profile = shipped_profile("igniter-v100/vgg19")
     assert isinstance(profile, IgniterProfile)
-    hardware = type(profile.hardware)(
-        **{
-            name: getattr(profile.hardware, name)
-            for name in profile.hardware.__slots__
-            if name != "share_step_percent"
-        },
-        share_step_percent=100 / 54,
-    )
+    hardware = replace(profile.hardware, share_step_percent=100 / 54)
     fine = IgniterProfile(hardware, profile.coefficients, "finer units")
     placed = placement_policy("igniter").place(
         [model(slo_ms=20, rate_rps=1500)], gpus(9), {(ModelId("a"), "v100"): fine}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pulp
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId

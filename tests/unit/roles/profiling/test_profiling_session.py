@@ -6,10 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
 import pytest
+from msgspec.structs import asdict
 
 from fabric.messages import LoaderSpec
 from profiles.igniter.performance_model import Resident, read_coefficients

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from fabric.messages import HeadInfo, HeadOutputs, HeadSpec, NodeHello, TensorInfo, replaced
