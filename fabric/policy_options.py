@@ -112,6 +112,11 @@ def shown(value: Any) -> str:
     """A value in a message, cut where it is long."""
     if isinstance(value, float):
         return f"{value:,.12g}" if abs(value) < 1e12 else f"{value:g}"
+    return written(value)
+
+
+def written(value: object) -> str:
+    """A value as Python writes it, a float too, in one line and cut where it is long."""
     if isinstance(value, str):
         return brief(repr(value))
     try:

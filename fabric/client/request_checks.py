@@ -13,7 +13,7 @@ from fabric.errors import InvalidInput, TooLarge
 from fabric.limits import DURATION_MAX_MS, NAME_CHARS_MAX
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import PRIORITY_MAX, TENSORS_MAX
-from fabric.policy_options import brief
+from fabric.policy_options import written
 
 Inputs = Mapping[str, ArrayLike | bytes]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
@@ -59,7 +59,7 @@ def checked_priority(priority: int | None) -> int | None:
         number = -1
     if not 0 <= number <= PRIORITY_MAX:
         raise InvalidInput(
-            f"priority is {_written(priority)}; it must be a whole number from 0 to {PRIORITY_MAX}"
+            f"priority is {written(priority)}; it must be a whole number from 0 to {PRIORITY_MAX}"
             " (None: the model's)"
         )
     return number
@@ -77,7 +77,7 @@ def plain_budget(budget_ms: float | None) -> float | None:
         number = 0.0
     if not 0.0 < number <= DURATION_MAX_MS:
         raise InvalidInput(
-            f"budget_ms is {_written(budget_ms)}; it must be a number of ms, over 0 and at most {DURATION_MAX_MS:,.0f}"
+            f"budget_ms is {written(budget_ms)}; it must be a number of ms, over 0 and at most {DURATION_MAX_MS:,.0f}"
             " (None: the model's SLO)"
         )
     return number
@@ -85,7 +85,7 @@ def plain_budget(budget_ms: float | None) -> float | None:
 
 def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
     if not isinstance(name, str):
-        raise InvalidInput(f"an input is named {_written(name)}; names are texts")
+        raise InvalidInput(f"an input is named {written(name)}; names are texts")
     plain = _plain_name(name, "an input's name")
     array: Tensor
     try:
@@ -110,13 +110,5 @@ def _plain_name(name: str, what: str) -> str:
     try:
         plain.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"{what} is {_written(plain)}, which holds half of a character") from error
+        raise InvalidInput(f"{what} is {written(plain)}, which holds half of a character") from error
     return plain
-
-
-def _written(value: object) -> str:
-    """In a message: in one line, and cut where it is long."""
-    try:
-        return brief(repr(value))
-    except ValueError:  # Python writes no whole number of over 4,300 digits
-        return f"{type(value).__name__} of thousands of digits"

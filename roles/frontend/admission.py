@@ -79,9 +79,7 @@ def admit(
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
     if info.replicas == 0 and not _outlasts_start(asked, info, shards, now_ms):
-        return NotAdmitted(
-            NoReplica, f"nothing that serves model {info.model_id!r} is ready; why: tenuto models list"
-        )
+        return NotAdmitted(NoReplica, nothing_ready(info.model_id))
     if asked.unread_ms > _UNREAD_SHARE * budget_of(asked, info):
         behind = f"this frontend has been {asked.unread_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
         return NotAdmitted(Overloaded, behind, info.slo_ms)
@@ -93,6 +91,11 @@ def admit(
         spent_ms = asked.late_ms + message.spent_ms
         return NotAdmitted(DeadlineExceeded, f"its budget was spent on the way here, {spent_ms:.1f} ms")
     return info
+
+
+def nothing_ready(model_id: ModelId) -> str:
+    """Why a request of a model without replicas is refused."""
+    return f"nothing that serves model {model_id!r} is ready; why: tenuto models list"
 
 
 def unheard_reason(shards: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ from roles.applications.events import (
 from roles.applications.served import FanOutDraws, ServedApplication
 from roles.applications.tally import StageTally
 from roles.applications.trip import Trip
-from roles.frontend.admission import NotAdmitted, wrong_inputs
+from roles.frontend.admission import NotAdmitted, nothing_ready, wrong_inputs
 from roles.frontend.events import FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
 from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest, Step
@@ -333,10 +333,7 @@ class _Application:
             if info is None:
                 return NotAdmitted(ModelNotFound, f"{where}: no model {stage.model_id!r} is served")
             if not (info.replicas or stage.is_optional or info.coming_in_ms is not None):
-                reason = (
-                    f"{where}: nothing that serves model {stage.model_id!r} is ready; why: tenuto models list"
-                )
-                return NotAdmitted(NoReplica, reason)
+                return NotAdmitted(NoReplica, f"{where}: {nothing_ready(stage.model_id)}")
             replicas.append(info.replicas)
             is_idempotent &= info.is_idempotent
             if not stage.after and stage.name not in self.served.glue:
@@ -360,10 +357,7 @@ class _Application:
         if info is None:
             return ModelNotFound.code, f"no model {stage.model_id!r} is served"
         if made and not info.replicas and info.coming_in_ms is None:
-            return (
-                NoReplica.code,
-                f"nothing that serves model {stage.model_id!r} is ready; why: tenuto models list",
-            )
+            return NoReplica.code, nothing_ready(stage.model_id)
         is_clients = not stage.after and name not in self.served.glue
         for one in made:
             wrong = wrong_inputs(info, one.specs)
