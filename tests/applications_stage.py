@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from fabric.ids import ModelId
-from fabric.messages import Answer, Arrivals, Refusal, TensorSpec, replaced
+from fabric.messages import Answer, Arrivals, Refusal, TensorSpec
 from policies.graphs import ApplicationPlan, FanOut
 from policies.graphs.graph import Stage, graph_of
 from roles.applications.served import GlueSpec, ServedApplication
@@ -47,7 +49,7 @@ class ApplicationStage:
     def __init__(self, application: ServedApplication) -> None:
         self.application = application
         self.models = sorted({stage.model_id for stage in application.plan.graph.stages})
-        self.core = FrontendCore(replaced(frontend_settings(), applications=(application,)))
+        self.core = FrontendCore(replace(frontend_settings(), applications=(application,)))
         self.jobs: list[MakeInputs] = []
         self.announced: list[tuple[ModelId, int]] = []
         self.told: list[object] = []

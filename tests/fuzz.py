@@ -30,6 +30,7 @@ import click
 import pytest
 
 from fabric.clock import MonotonicClock
+from roles.runtime.process import child_environment, die_with_parent
 from tests.conftest import SEARCH_VARIABLE
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +127,7 @@ def _round(seed: int, until_ms: float, paths: list[str]) -> Round:
             "-p",
             "no:cacheprovider",
         ]
-        environment = os.environ | {
+        environment = child_environment() | {
             SEARCH_VARIABLE: json.dumps({"until_ms": until_ms, "seed": seed, "report": str(report)}),
             "PYTHONHASHSEED": _hash_seed(seed),
         }
@@ -221,6 +222,7 @@ class _Searching:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Loaded with `-p tests.fuzz`."""
+    die_with_parent()
     told = json.loads(os.environ[SEARCH_VARIABLE])
     config.pluginmanager.register(_Searching(told["until_ms"], told["seed"], Path(told["report"])))
 

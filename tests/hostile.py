@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from msgspec.structs import replace
+
 from fabric.limits import CHOICES, FLOAT_BOUNDS, INTEGER_BOUNDS, INTEGER_MAX, OutOfBounds, check, float_bounds
-from fabric.messages import AnyMessage, Ledger, replaced
+from fabric.messages import AnyMessage, Ledger
 
 TEXTS = (
     "",
@@ -52,7 +54,7 @@ class Hostile:
         def mutate() -> Any:
             hints = _hints(kind)
             names = self._draws.choices(list(hints), k=self._draws.choice((1, 1, 2))) if hints else []
-            return replaced(message, **{name: self._value(kind, name, hints[name]) for name in names})
+            return replace(message, **{name: self._value(kind, name, hints[name]) for name in names})
 
         return self._within_bounds(mutate)
 

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, NodeId, SliceId
 from fabric.limits import check
@@ -25,7 +26,6 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
     UnloadStage,
-    replaced,
 )
 from roles.gpu_worker.events import (
     BatchRan,
@@ -357,7 +357,7 @@ class PipelineWorker:
 
     def _spec(self, names: Sequence[str], slo_ms: float) -> SliceSpec:
         models = [model_spec(name, exec_ms=[TAKES_MS] * LARGEST, slo_ms=slo_ms) for name in names]
-        return replaced(slice_spec(models=models, device="cpu"), following=tuple(range(1, STAGES)))
+        return replace(slice_spec(models=models, device="cpu"), following=tuple(range(1, STAGES)))
 
     # ------------------------------------------------------------ what happens
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
+from msgspec.structs import replace
+
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.limits import SMALLEST_MS
 from fabric.messages import (
@@ -56,7 +58,6 @@ from fabric.messages import (
     StatusAsked,
     Telemetry,
     Withdraw,
-    replaced,
 )
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import PLANNER, REHEARSER, Heard, Lost, Send, Tick
@@ -174,7 +175,7 @@ class Cluster:
     def _spec(self, gpu: GpuRef, slice_id: str, models: Iterable[ModelId]) -> SliceSpec:
         share = 40.0 if gpu.gpu == 0 else None
         spec = SliceSpec(SliceId(slice_id), gpu.gpu, "emulated", share, tuple(map(self._model, models)))
-        return replaced(spec, share_percent=None, following=(1,)) if gpu == PIPELINE else spec
+        return replace(spec, share_percent=None, following=(1,)) if gpu == PIPELINE else spec
 
     # ------------------------------------------------------------ steps
 

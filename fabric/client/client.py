@@ -11,6 +11,8 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
+from msgspec.structs import replace
+
 from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
 from fabric.client.request_checks import (
@@ -47,7 +49,6 @@ from fabric.messages import (
     Refusal,
     StageLine,
     StageResult,
-    replaced,
 )
 from fabric.tensors import ArenaSharing
 
@@ -361,7 +362,7 @@ class Client:
         else:
             awaited.connection, awaited.was_sent_again = connection, True
             connection.awaited.add(awaited.number)
-            awaited.message = again = replaced(
+            awaited.message = again = replace(
                 awaited.message,
                 way_ms=connection.way.planned_ms,
                 spent_ms=spent_ms,

@@ -47,7 +47,6 @@ from fabric.messages.base import (
     Runs as Runs,
     SeqRun as SeqRun,
     Value as Value,
-    replaced as replaced,
     split_runs as split_runs,
 )
 from fabric.messages.client_frontend import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -35,14 +35,6 @@ class Value(msgspec.Struct, frozen=True, array_like=True):
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base of everything that is sent."""
-
-
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
-def replaced(struct: StructT, **fields: Any) -> StructT:
-    """The same with other values in some fields."""
-    return msgspec.structs.replace(struct, **fields)
 
 
 class SeqRun(Value, frozen=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fabric.ids import ModelId, SliceId
-from fabric.messages.base import Listed, Value, replaced
+from fabric.messages.base import Listed, Value
 from fabric.messages.tensors import ImagePreprocess, TensorInfo
 
 PREFIX = "prefix"
@@ -168,7 +170,7 @@ class SliceSpec(Value, frozen=True):
             (one.model_id, one.loader) for one in other.models
         ]:
             return False
-        return replaced(self, models=other.models) == other
+        return replace(self, models=other.models) == other
 
 
 class HeadOutputs(Value, frozen=True):

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from fabric.addresses import PORT_MAX, check_address
 from fabric.client import InferResult
 from fabric.errors import ConfigError, FabricError, PeerLost, RequestError
 from fabric.ids import ModelId, SliceId
 from fabric.link import Tensor
-from fabric.messages import Ledger, ModelInfo, TensorInfo, replaced
+from fabric.messages import Ledger, ModelInfo, TensorInfo
 from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 from roles.benchmark.http_connections import OK, HttpAnswer, HttpClient, HttpTarget
@@ -190,11 +192,11 @@ def ledger_of(timing: str, took_ms: float) -> Ledger:
     beyond_ms = max(0.0, took_ms - spent.pop("total", took_ms))
     stages = {f"{name}_ms": ms for name, ms in spent.items() if f"{name}_ms" in Ledger.__struct_fields__}
     stages["network_ms"] = stages.get("network_ms", 0.0) + beyond_ms
-    ledger = replaced(Ledger(total_ms=took_ms), **stages)
+    ledger = replace(Ledger(total_ms=took_ms), **stages)
     if batch is None:
         return ledger
     size, slice_id, reason = batch.groups()
-    return replaced(ledger, batch_size=int(size), slice_id=SliceId(slice_id), reason=reason)
+    return replace(ledger, batch_size=int(size), slice_id=SliceId(slice_id), reason=reason)
 
 
 def _error_of(status: int, document: object) -> GatewayError:

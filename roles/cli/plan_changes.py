@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.keys import Keyring
-from fabric.messages import Changed, PlanChange, replaced
+from fabric.messages import Changed, PlanChange
 from fabric.policy_options import brief
 from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import echo_json
@@ -127,7 +128,7 @@ def carry_out(
         answers = [
             ask_change(
                 schedulers[known_shard(own, schedulers)].addresses,
-                replaced(change(new_request_no()), dry_run=is_dry),
+                replace(change(new_request_no()), dry_run=is_dry),
                 keyring=keyring,
             )
             for own, change in asked(schedulers).items()

@@ -11,12 +11,13 @@ from types import ModuleType
 from typing import Any
 
 import click
+from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import PREFIX, HeadSpec, LoaderSpec, replaced
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from fabric.policy_options import shown
 from profiles.estimator.records import write_records
 from profiles.measured import MeasuredProfile
@@ -318,7 +319,7 @@ def _heads(model: str, file: Path | None, dtype: str | None) -> tuple[tuple[Head
         return (), PREFIX
     configured = load_config(file).model(ModelId(model))
     return tuple(
-        replaced(head, loader=_with_dtype(head.loader, dtype))
+        replace(head, loader=_with_dtype(head.loader, dtype))
         for head in configured.heads
         if head.loader is not None
     ), configured.merge

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
-from fabric.messages import Directory, HeadInfo, Left, ModelInfo, replaced
+from fabric.messages import Directory, HeadInfo, Left, ModelInfo
 from roles.frontend.directory import DirectoryChange, Known
 from roles.frontend.events import FrontendSettings
 from roles.frontend.registration import Registration
@@ -173,7 +174,7 @@ class Shards:
 
 
 def _as_asked(head: HeadInfo, info: ModelInfo) -> ModelInfo:
-    return replaced(
+    return replace(
         info,
         model_id=head.model_id,
         slo_ms=head.slo_ms,

@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import BatchId, Epoch, ModelId, SliceId
 from fabric.messages import (
@@ -40,7 +42,6 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Stop,
-    replaced,
 )
 from roles.gpu_worker.adoption import HELLO_FOR_MS, LAST_GRACE_MS, Adoption
 from roles.gpu_worker.answers import (
@@ -322,9 +323,7 @@ class WorkerCore:
         tried = {model.model_id: model for model in spec.models}
         self._slices[spec.slice_id] = HostedSlice(spec, left_out=tuple(left_out.values()), tried=tried)
         return [
-            LoadSlice(
-                replaced(spec, models=tuple(one for one in spec.models if one.model_id not in left_out))
-            )
+            LoadSlice(replace(spec, models=tuple(one for one in spec.models if one.model_id not in left_out)))
         ]
 
     def _stop(self, stop_by_ms: float, now_ms: float) -> list[WorkerAction]:

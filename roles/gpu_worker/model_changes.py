@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from fabric.ids import SliceId
-from fabric.messages import LeftOut, Loading, replaced
+from fabric.messages import LeftOut, Loading
 from roles.gpu_worker.events import LoadModel, UnloadModel, WorkerAction
 from roles.gpu_worker.executors.base import ModelLoaded
 from roles.gpu_worker.peer_checks import AGENT
@@ -113,7 +115,7 @@ class ModelChanges:
             self._loads += 1
             slice_.side_load = SideLoad(model, self._loads, now_ms + LOAD_LIMIT_MS)
             slice_.loading = model.model_id
-            only = replaced(slice_.spec, models=(model,))
+            only = replace(slice_.spec, models=(model,))
             return [Send(AGENT, Loading(slice_id, model.model_id)), LoadModel(only, self._loads)]
         return []
 

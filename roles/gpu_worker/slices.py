@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
-from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec, replaced
+from fabric.messages import LeftOut, ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.batches import BatchQueue
 
 EMULATED: Final = "emulated"
@@ -126,7 +127,7 @@ class HostedSlice:
             return False
         exec_ms = one.exec_ms[:batch_size_max]
         reason = "the device had no memory for a larger one"
-        self.replicas[model_id] = replaced(
+        self.replicas[model_id] = replace(
             one,
             batch_size_max=batch_size_max,
             exec_ms=exec_ms,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
-from fabric.messages import SliceSpec, replaced
+from fabric.messages import SliceSpec
 from policies.batching.registry import discipline_options
 from profiles.device_model import DeviceModel
 from profiles.model import ModelProfile
@@ -132,7 +132,7 @@ class Minute(Struct, frozen=True):
         settings = self.settings
         if settings is not None:
             specs = tuple(
-                replaced(spec, slo_ms=slo_ms) if spec.model_id == model_id else spec
+                replace(spec, slo_ms=slo_ms) if spec.model_id == model_id else spec
                 for spec in settings.models
             )
             settings = replace(settings, models=specs)
@@ -194,10 +194,10 @@ class Minute(Struct, frozen=True):
         gpu_type = next(node.gpu_type for node in self.config.nodes if node.host == node_id)
         device = self.config.device_model(gpu_type)
         models = tuple(
-            replaced(one, exec_ms=device.exec_table(one.model_id, share_percent)[: one.batch_size_max])
+            replace(one, exec_ms=device.exec_table(one.model_id, share_percent)[: one.batch_size_max])
             for one in spec.models
         )
-        return replaced(spec, share_percent=share_percent, models=models)
+        return replace(spec, share_percent=share_percent, models=models)
 
     def _rated(self) -> ClusterConfig:
         rates = self.rates_rps

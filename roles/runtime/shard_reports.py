@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
-from fabric.messages import Changed, ModelInfo, PlanReport, StatusListed, replaced
+from fabric.messages import Changed, ModelInfo, PlanReport, StatusListed
 
 _LATELY_MAX = 16
 STATUSES = ("ok", "partial", "failed", "refused")
@@ -51,7 +52,7 @@ def merged(shards: Sequence[StatusListed]) -> StatusListed:
     if len(shards) == 1:
         return shards[0]
     first = shards[0]
-    return replaced(
+    return replace(
         first,
         slices=tuple(one for status in shards for one in status.slices),
         models=tuple(_models(shards)),
@@ -66,7 +67,7 @@ def merged(shards: Sequence[StatusListed]) -> StatusListed:
 def combined(answers: Sequence[Changed]) -> Changed:
     """What became of one change that several shards were asked for, each for its part."""
     worst = max(answers, key=lambda one: STATUSES.index(one.status))
-    return replaced(
+    return replace(
         worst,
         started=sum(one.started for one in answers),
         ended=sum(one.ended for one in answers),

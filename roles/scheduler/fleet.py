@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.messages import (
     Directory,
@@ -34,7 +36,6 @@ from fabric.messages import (
     SliceReport,
     SliceSpec,
     SliceState,
-    replaced,
 )
 from policies.batching.base import NEVER_MS, RequestRun
 from roles.scheduler.dispatch.corrections import SpeedCorrection
@@ -206,7 +207,7 @@ class Fleet:
 
     def respecify(self, record: SliceRecord, models: tuple[ModelSpec, ...]) -> None:
         """A slice should host these models from now on. Replicas of others are as good as gone."""
-        record.spec = replaced(record.spec, models=models)
+        record.spec = replace(record.spec, models=models)
         self._note_models(record)
         names = {model.model_id for model in models}
         record.leaving &= names

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import BatchId, ModelId, NodeId, SliceId
-from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec, replaced
+from fabric.messages import InterferenceOption, InterferenceSpec, ModelSpec, SliceSpec
 from policies.batching.base import Delay
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from policies.placement.common.request_checks import require_pipelines
@@ -151,7 +152,7 @@ def _bounded(spec: ModelSpec, batch_max: int | None) -> ModelSpec:
     if batch_max is None or batch_max >= spec.batch_size_max:
         return spec
     stages_ms = tuple(table[:batch_max] for table in spec.stages_ms)
-    return replaced(spec, batch_size_max=batch_max, exec_ms=spec.exec_ms[:batch_max], stages_ms=stages_ms)
+    return replace(spec, batch_size_max=batch_max, exec_ms=spec.exec_ms[:batch_max], stages_ms=stages_ms)
 
 
 def _model_spec(

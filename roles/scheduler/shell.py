@@ -26,7 +26,6 @@ from fabric.messages import (
     PlanCopy,
     RehearsalAsked,
     StatusListed,
-    replaced,
 )
 from fabric.outbox import Outbox
 from roles.config.cluster import ClusterConfig
@@ -260,7 +259,7 @@ class SchedulerShell:
             self._others[peer].send(message)
             return
         if isinstance(message, StatusListed):
-            message = replaced(message, counters={**message.counters, **self.link.counters, **self._lost()})
+            message = replace(message, counters={**message.counters, **self.link.counters, **self._lost()})
             message = self.role.stats.told_in(message)
         if isinstance(message, BatchesRemembered):
             message = self._with_plan(message)
@@ -296,7 +295,7 @@ class SchedulerShell:
         if remembered.after or is_older:
             return remembered
         about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
-        return replaced(remembered, document=about.decode())
+        return replace(remembered, document=about.decode())
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""

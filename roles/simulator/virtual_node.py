@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import Final
 
+from msgspec.structs import replace
+
 from fabric.ids import (
     BatchId,
     FrontendId,
@@ -20,7 +22,6 @@ from fabric.messages import (
     DesiredSlices,
     FrontendInfo,
     SliceSpec,
-    replaced,
 )
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
@@ -249,8 +250,8 @@ class VirtualAgent:
     def _hear_scheduler(self, one: Received) -> None:
         message = one.message
         if isinstance(message, DesiredSlices):  # every device is emulated here, whatever it is in reality
-            slices = tuple(replaced(spec, device=EMULATED) for spec in message.slices)
-            message = replaced(message, slices=slices)
+            slices = tuple(replace(spec, device=EMULATED) for spec in message.slices)
+            message = replace(message, slices=slices)
         self._take(Heard(SCHEDULER, message, one.late_ms))
 
     def _hear(self, peer: PeerId, one: Received) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric.ids import Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
@@ -30,7 +31,6 @@ from fabric.messages import (
     TensorInfo,
     TensorSpec,
     Withdraw,
-    replaced,
 )
 from policies.graphs.graph import Stage
 from roles.frontend.announced_runs import coded
@@ -79,7 +79,7 @@ MODELS = [
     model_info("digits", slo_ms=50.0),
     model_info("anything", slo_ms=20.0, inputs=()),
     model_info("vision", slo_ms=200.0, inputs=(IMAGE,), image=IMAGENET),
-    replaced(
+    replace(
         model_info("joint", slo_ms=30.0, inputs=()),
         heads=(HeadInfo(ModelId("joint-a"), 30.0), HeadInfo(ModelId("joint-b"), 300.0)),
     ),
@@ -104,7 +104,7 @@ class World:
 
     def __init__(self, draws: random.Random, shards: int = 1, *, has_application: bool = False) -> None:
         self.core = FrontendCore(
-            replaced(
+            replace(
                 frontend_settings(pending_max=200, pending_bytes_max=40_000_000, shards=shards),
                 applications=(APPLICATION,) if has_application else (),
             )
@@ -314,7 +314,7 @@ class World:
     def _change_models(self) -> None:
         shard = self._a_shard()
         self._models[shard] = [
-            replaced(
+            replace(
                 model, term=self._draws.randrange(LEAVING_TERM, 3), replicas=self._draws.choice([1, 1, 0])
             )
             if len(self._shards) > 1

@@ -9,6 +9,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -21,7 +22,6 @@ from fabric.messages import (
     PlanMade,
     SliceChanged,
     SliceStatus,
-    replaced,
 )
 from roles.runtime.core import PLANNER, Lost
 from roles.scheduler.planning.make_plan import make_plan
@@ -95,7 +95,7 @@ class Cluster(Stage):
         self.hear(self.agent(node_id), SliceChanged(node_id, status))
 
     def ask(self, change: PlanChange) -> None:
-        change = replaced(change, request_no=len(self.changes) + 1)
+        change = replace(change, request_no=len(self.changes) + 1)
         self.changes[change.request_no] = change
         self.hear(OPERATOR, change)
 

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from msgspec.structs import replace
+
 from fabric.errors import REQUEST_ERRORS, Internal, InvalidInput, ModelNotFound, NoReplica
 from fabric.ids import ModelId, PeerId
-from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorInfo, TensorSpec, replaced
+from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorInfo, TensorSpec
 from fabric.tensors import size_of
 from roles.applications.core import ApplicationCore
 from roles.applications.events import (
@@ -99,7 +101,7 @@ class Applications:
     def info(self, name: ModelId, models: Mapping[ModelId, ModelInfo]) -> ModelInfo | NotAdmitted:
         """An application as a request sees it: it may bring any tensors; or why nothing can be asked of it now."""
         info = self._served[name].info(models)
-        return replaced(info, inputs=(), image=None) if isinstance(info, ModelInfo) else info
+        return replace(info, inputs=(), image=None) if isinstance(info, ModelInfo) else info
 
     # ------------------------------------------------------------ what happens
 

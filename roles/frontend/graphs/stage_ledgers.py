@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from fabric.ids import SliceId
-from fabric.messages import Ledger, StageLine, replaced
+from fabric.messages import Ledger, StageLine
 from policies.graphs.graph import Graph
 from roles.applications.trip import Leg, Trip
 
@@ -27,7 +29,7 @@ def stage_lines(graph: Graph, trip: Trip, ledgers: Mapping[int, Ledger]) -> list
     for stage in graph.stages:
         own, lost = legs.get(stage.name), trip.lost.get(stage.name)
         last = max(trip.tasks_of(stage.name), default=0, key=lambda task: ledgers[task].total_ms)
-        ledger = ledgers.get(last, _NOTHING) if own is None else replaced(own[0], **_sums(own))
+        ledger = ledgers.get(last, _NOTHING) if own is None else replace(own[0], **_sums(own))
         lines.append(
             StageLine(
                 stage.name,
@@ -54,7 +56,7 @@ def leg_ledger(leg: Leg, ledgers: Mapping[int, Ledger]) -> Ledger:
     rest_ms = own.total_ms - sum(getattr(own, name) for name in _SUMMED)
     twice_ms = max(0.0, -rest_ms)
     transfer_ms = max(0.0, own.transfer_ms - twice_ms)
-    return replaced(
+    return replace(
         own,
         preprocess_ms=own.preprocess_ms + making_ms + max(0.0, rest_ms),
         transfer_ms=transfer_ms,
@@ -69,7 +71,7 @@ def whole_ledger(trip: Trip, lines: Sequence[StageLine], request_id: str, now_ms
     way = " > ".join(leg.stage for leg in trip.path())
     total_ms = now_ms - trip.begun_at_ms
     whole = Ledger(slice_id=SliceId(""), reason=f"stages {way}", request_id=request_id)
-    return replaced(whole, **sums | {"total_ms": total_ms})
+    return replace(whole, **sums | {"total_ms": total_ms})
 
 
 def _sums(ledgers: Sequence[Ledger]) -> dict[str, float]:

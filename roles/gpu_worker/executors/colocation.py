@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from fabric.errors import ProfileError
 from fabric.ids import ModelId, SliceId
-from fabric.messages import ModelSpec, SliceSpec, replaced
+from fabric.messages import ModelSpec, SliceSpec
 from profiles.interference import Interference, Running, interference_named
 from profiles.model import ModelProfile
 from profiles.store import shipped_profile
@@ -39,14 +41,14 @@ class ColocatedSlices:
         there = self._specs.get(spec.slice_id, spec)
         names = {one.model_id for one in spec.models}
         former = tuple(one for one in there.models if one.model_id not in names)
-        self.add(replaced(spec, models=(*former, *spec.models)))
+        self.add(replace(spec, models=(*former, *spec.models)))
 
     def narrow(self, slice_id: SliceId, model_id: ModelId) -> None:
         """A slice hosts that model no more."""
         there = self._specs.get(slice_id)
         if there is not None:
             models = tuple(one for one in there.models if one.model_id != model_id)
-            self._specs[slice_id] = replaced(there, models=models)
+            self._specs[slice_id] = replace(there, models=models)
 
     def remove(self, slice_id: SliceId) -> None:
         """A slice is gone; what it was slowed down by is kept for those that stay."""

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, SliceId
-from fabric.messages import LeftOut, ReplicaInfo, SliceSpec, replaced
+from fabric.messages import LeftOut, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
     ExecutorEvent,
@@ -310,7 +311,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         for model in spec.models:
             self.post(LoadBegins(spec.slice_id, model.model_id))
             try:
-                replicas += device.load(replaced(spec, models=(model,)))
+                replicas += device.load(replace(spec, models=(model,)))
             except (Exception, SystemExit) as error:  # noqa: BLE001  top of process: users' code may raise anything
                 reason = device.explain(error)[:REASON_CHARS_MAX]
                 if device.is_broken:

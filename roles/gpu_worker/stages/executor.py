@@ -17,6 +17,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from msgspec.structs import replace
+
 from fabric.errors import LocalProtocolError
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import (
@@ -29,7 +31,6 @@ from fabric.messages import (
     StageFailed,
     StageLoaded,
     UnloadStage,
-    replaced,
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -257,8 +258,8 @@ class PipelineExecutor:
     def _load_others(self, slice_id: SliceId, replica: ReplicaInfo, number: int) -> list[ExecutorEvent]:
         """The first stage has the model: the others may know now where it is cut."""
         assert self._spec is not None, "it is a pipeline"
-        model = replaced(self._models[replica.model_id], batch_size_max=replica.batch_size_max)
-        spec = replaced(self._spec, models=(model,))
+        model = replace(self._models[replica.model_id], batch_size_max=replica.batch_size_max)
+        spec = replace(self._spec, models=(model,))
         part = self._parts[slice_id, replica.model_id]
         key = next(self._numbers)
         load = self._loads[key] = _Load(replica, number)
@@ -363,7 +364,7 @@ def _of_all(load: _Load, slo_ms: float) -> ReplicaInfo:
     size = next((b for b, ms in enumerate(exec_ms) if b and ms > slo_ms), len(exec_ms))
     limits = [first.reason, *(one.limit for one in others)]
     reason = next((one for one, table in zip(limits, tables, strict=True) if one and len(table) == size), "")
-    return replaced(
+    return replace(
         first,
         batch_size_max=size,
         exec_ms=tuple(exec_ms[:size]),

@@ -28,8 +28,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from fabric.clock import Clock, MonotonicClock
-from fabric.messages import StatusListed, replaced
+from fabric.messages import StatusListed
 from roles.runtime.core import Core, Tick
 from roles.runtime.loop.sources import Source, Teller, is_fed_within, teller_of, timer_of
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
@@ -103,7 +105,7 @@ class DriverStats:
             "turn_ms_max": self.turn_ms_max,
             "collect_ms_max": self.collect_ms_max,
         }
-        return replaced(status, counters={**status.counters, **measured})
+        return replace(status, counters={**status.counters, **measured})
 
 
 def _nothing() -> None:

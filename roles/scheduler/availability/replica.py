@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
@@ -53,7 +54,6 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Withdraw,
-    replaced,
 )
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
@@ -240,7 +240,7 @@ class SchedulerReplica:
     def copy_refused(self, peer: PeerId, now_ms: float) -> None:
         """A standby did not take its copy of the plan: it is sent again in a while."""
         if peer in self._standbys:
-            self._standbys[peer] = replaced(self._standbys[peer], has_plan=False)
+            self._standbys[peer] = replace(self._standbys[peer], has_plan=False)
             self._copy_at_ms = now_ms + COPY_AGAIN_MS
             self._look_ahead()
 
@@ -367,7 +367,7 @@ class SchedulerReplica:
     def _plan_goes_to(self, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
         told = tuple(peers)
         for peer in told:
-            self._standbys[peer] = replaced(self._standbys[peer], has_plan=True)
+            self._standbys[peer] = replace(self._standbys[peer], has_plan=True)
         return told
 
     # ------------------------------------------------------------ active, or not
@@ -423,7 +423,7 @@ class SchedulerReplica:
             if isinstance(status, StatusListed):
                 counters = Counter(status.counters)
                 counters.update(self.offences.counters)
-                status = replaced(status, counters=dict(counters), standing=self.standing())
+                status = replace(status, counters=dict(counters), standing=self.standing())
                 actions.append(Send(send.peer, status))
             else:
                 actions.append(send)

@@ -43,7 +43,6 @@ from fabric.messages import (
     PlanReport,
     SectionAsked,
     UnplacedInfo,
-    replaced,
 )
 from policies.placement.common.base import WHOLE_PERCENT
 from roles.runtime.core import PLANNER
@@ -394,7 +393,7 @@ class Controller:
             self._asked_number, task.desired.document, task.desired.base_dir, current, rates, tuple(out)
         )
         if task.grown is not None:
-            asked = replaced(asked, grown=task.grown[0], share_percent=task.grown[1])
+            asked = replace(asked, grown=task.grown[0], share_percent=task.grown[1])
         self._actuator.send(PLANNER, asked)
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:

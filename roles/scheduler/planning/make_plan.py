@@ -27,7 +27,6 @@ from fabric.messages import (
     PlanMade,
     ReplicaHint,
     UnplacedInfo,
-    replaced,
 )
 from policies.placement.common.base import (
     GpuSlot,
@@ -206,7 +205,7 @@ def _as_message(
     def new_slice(after: tuple[SliceId, ...]) -> NewSlice:
         slice_id = id_at[next(places)]
         node_id, spec = specs[slice_id]
-        unnamed = replaced(spec, slice_id=SliceId(""))
+        unnamed = replace(spec, slice_id=SliceId(""))
         return NewSlice(node_id, unnamed, hints[slice_id], after)
 
     def changed_slice(running: SliceId) -> ChangedSlice:

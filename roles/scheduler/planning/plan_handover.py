@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import LEAVING_TERM, ModelSpec, SliceSpec, replaced
+from fabric.messages import LEAVING_TERM, ModelSpec, SliceSpec
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired, controller_settings
@@ -51,7 +51,7 @@ def carried_over(
     hosted = {model.model_id for _, spec in slices for model in spec.models}
     leaving = (hosted - known).intersection(whole_file, planned.desired.model_ids)
     gone = (
-        replaced(model, term=LEAVING_TERM) if model.model_id in leaving else model
+        replace(model, term=LEAVING_TERM) if model.model_id in leaving else model
         for model in before.models
         if model.model_id not in known
     )
@@ -75,7 +75,7 @@ def carried_over(
 
 def _in_term(model: ModelSpec, terms: Mapping[ModelId, int]) -> ModelSpec:
     """A term only grows, whatever the file says: another shard may list the model in the one before."""
-    return replaced(model, term=max(model.term, terms.get(model.model_id, 0)))
+    return replace(model, term=max(model.term, terms.get(model.model_id, 0)))
 
 
 def _with_terms(desired: Desired, terms: Mapping[ModelId, int]) -> Desired:
@@ -110,5 +110,5 @@ def _is_as_ever(spec: SliceSpec, gpu: GpuSlot, config: ClusterConfig) -> bool:
     except ConfigError:
         return False
     return spec.is_same_but_models(wanted) and all(
-        replaced(one, slo_ms=other.slo_ms) == other for one, other in zip(kept, wanted.models, strict=True)
+        replace(one, slo_ms=other.slo_ms) == other for one, other in zip(kept, wanted.models, strict=True)
     )

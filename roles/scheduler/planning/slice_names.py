@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from fabric.ids import NodeId, SliceId
-from fabric.messages import GpuRef, NewSlice, SliceSpec, replaced
+from fabric.messages import GpuRef, NewSlice, SliceSpec
 
 SLICES_OF_GPU = 4_096  # ids of one GPU that are told apart in a slice's rank
 
@@ -26,7 +28,7 @@ class SliceNames:
         number = self._next.get(gpu, 0)
         self._next[gpu] = number + 1
         slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.gpu}/{number}")
-        return replaced(start, spec=replaced(start.spec, slice_id=slice_id))
+        return replace(start, spec=replace(start.spec, slice_id=slice_id))
 
     def order_of(self, node_id: NodeId, spec: SliceSpec) -> int:
         """Slices that fewest models share first, then by GPU (ADR 0011).

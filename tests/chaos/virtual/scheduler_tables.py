@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from fabric.ids import BatchId, Incarnation, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
@@ -17,7 +19,6 @@ from fabric.messages import (
     SliceChanged,
     SliceReady,
     SliceState,
-    replaced,
 )
 from policies.batching.base import NEVER_MS
 from roles.scheduler.core import SchedulerCore
@@ -168,5 +169,5 @@ class SchedulerTables:
 
 def _news(directory: Directory) -> tuple[object, ...]:
     """Without what is another at every moment."""
-    models = tuple(replaced(model, coming_in_ms=None) for model in directory.models)
+    models = tuple(replace(model, coming_in_ms=None) for model in directory.models)
     return models, directory.slices, directory.frontends

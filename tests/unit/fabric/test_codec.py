@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric import codec
 from fabric.errors import LocalProtocolError, RemoteProtocolError
@@ -52,7 +53,6 @@ from fabric.messages import (
     SliceStatus,
     StatusListed,
     Withdraw,
-    replaced,
     split_runs,
 )
 from profiles.model import BATCH_SIZE_LIMIT
@@ -150,7 +150,7 @@ def test_a_model_that_leaves_its_shard_can_be_told_of_and_no_term_is_lower() -> 
     info = ModelInfo(ModelId("m"), 10.0, (), (), None, 1, term=LEAVING_TERM)
     codec.encode(envelope(Directory(1, (info,), (), ())))
     for message in (
-        Directory(1, (replaced(info, term=LEAVING_TERM - 1),), (), ()),
+        Directory(1, (replace(info, term=LEAVING_TERM - 1),), (), ()),
         ModelSet(1, ModelId("m"), term=LEAVING_TERM),
     ):
         with pytest.raises(LocalProtocolError, match="term"):
@@ -197,7 +197,7 @@ def test_several_messages_together_are_read_only_as_far_as_half_a_list_of_runs_t
         WIRE_VERSION, 0, 1.0, tuple(Parcel((), Withdraw(ModelId("m"), runs)) for _ in range(fitting))
     )
     assert codec.decode(codec.encode(many)) == many
-    over = replaced(many, parcels=many.parcels * 2)
+    over = replace(many, parcels=many.parcels * 2)
     with pytest.raises(RemoteProtocolError, match="at most 32768 are allowed for what is in it"):
         codec.decode(codec.encode(over))
     beginning = codec.encode(over)[:64]

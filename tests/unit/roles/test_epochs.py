@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from fabric.ids import Epoch, Incarnation, NodeId, PeerId
 from fabric.messages import (
     Arrivals,
@@ -17,7 +19,6 @@ from fabric.messages import (
     NodeHello,
     SliceReady,
     Withdraw,
-    replaced,
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import SchedulerLost, SchedulerSaid, Tell, TurnEnded, UseScheduler
@@ -39,7 +40,7 @@ BORN = Incarnation("0")
 
 
 def of_epoch(heard: Heard, epoch: int) -> Heard:
-    return replaced(heard, epoch=Epoch(epoch))
+    return replace(heard, epoch=Epoch(epoch))
 
 
 def granted(epoch: int, addresses: tuple[str, ...] = SCHEDULER_AT) -> Heard:
@@ -77,7 +78,7 @@ def test_what_a_worker_runs_goes_on_when_the_epoch_ends() -> None:
 
 
 def said(scheduler: int, epoch: int, *, lists_frontend: bool = True) -> SchedulerSaid:
-    return replaced(directory(lists_frontend=lists_frontend), epoch=epoch, scheduler=scheduler)
+    return replace(directory(lists_frontend=lists_frontend), epoch=epoch, scheduler=scheduler)
 
 
 def test_a_frontend_goes_by_the_highest_epoch_and_announces_what_was_never_granted() -> None:

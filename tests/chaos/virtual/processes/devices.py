@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import SliceSpec, replaced
+from fabric.messages import SliceSpec
 from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Job, JobRan, RunFailed
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 
@@ -83,7 +83,7 @@ class VirtualDevices(EmulatedExecutor):
         before = len(self._ready)
         super().load_model(spec, number)
         hosted = self.specs[spec.slice_id]
-        self.specs[spec.slice_id] = replaced(hosted, models=(*hosted.models, *spec.models))
+        self.specs[spec.slice_id] = replace(hosted, models=(*hosted.models, *spec.models))
         self._take_time(before)
         self._process.world.monitor.loaded(self._process)
 
@@ -91,7 +91,7 @@ class VirtualDevices(EmulatedExecutor):
         super().unload_model(slice_id, model_id)
         hosted = self.specs[slice_id]
         left = tuple(model for model in hosted.models if model.model_id != model_id)
-        self.specs[slice_id] = replaced(hosted, models=left)
+        self.specs[slice_id] = replace(hosted, models=left)
 
     def _begin(self, job: Job, now_ms: float) -> None:
         world, host = self._process.world, self._process.host

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric.client import InferResult
 from fabric.errors import ConfigError
 from fabric.ids import SliceId
 from fabric.link import Tensor
-from fabric.messages import Ledger, replaced
+from fabric.messages import Ledger
 from roles.benchmark.gateway_target import (
     GATEWAY_SCHEMES,
     GatewayClient,
@@ -59,7 +60,7 @@ stage = st.floats(0, 1e4).map(lambda value: round(value, 3))
 def test_the_ledger_comes_back_with_what_http_took(stages: list[float], size: int, beyond_ms: float) -> None:
     total_ms = sum(stages)
     named = dict(zip(STAGES, stages, strict=True))
-    sent = replaced(
+    sent = replace(
         Ledger(total_ms=total_ms, batch_size=size, slice_id=SliceId("a-b/gpu0/1"), reason="frontrun"), **named
     )
     found = ledger_of(server_timing([sent]), total_ms + beyond_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, Incarnation, ModelId, PeerId
 from fabric.messages import (
@@ -26,7 +27,6 @@ from fabric.messages import (
     TensorInfo,
     TensorSpec,
     Withdraw,
-    replaced,
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
@@ -319,7 +319,7 @@ def test_a_frontend_that_is_behind_refuses_what_waited_too_long_to_be_read() -> 
     core = linked_core()
 
     def behind(number: int, unread_ms: float, budget_ms: float | None = None) -> Sequence[FrontendAction]:
-        return core.handle(replaced(asked(number, budget_ms=budget_ms), unread_ms=unread_ms), 0.0)
+        return core.handle(replace(asked(number, budget_ms=budget_ms), unread_ms=unread_ms), 0.0)
 
     assert refusals(behind(1, 29.0)) == []
     [refusal] = of_type(Refusal, [reply.message for reply in of_type(Reply, behind(2, 31.0))])

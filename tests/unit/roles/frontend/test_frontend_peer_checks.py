@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, Incarnation, PeerId, SliceId
-from fabric.messages import Answer, BatchFailed, Dropped, Grant, Host, SeqRun, Stop, replaced
+from fabric.messages import Answer, BatchFailed, Dropped, Grant, Host, SeqRun, Stop
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
@@ -34,11 +35,11 @@ def granted_core() -> FrontendCore:
 def test_outputs_of_what_a_request_was_not_granted_to_are_not_believed(change: dict[str, object]) -> None:
     core = granted_core()
     right = computed(0, 1, batch_id=7)
-    wrong = Computed(replaced(right.message, **change), right.payload, right.specs)
+    wrong = Computed(replace(right.message, **change), right.payload, right.specs)
     assert of_type(Reply, core.handle(wrong, 2.0)) == []
     assert core.counters["offences_not_owner"] == 2
     failed = BatchFailed(right.message.batch_id, SLICE, DIGITS, (0, 1), "Internal", "broken")
-    assert not core.handle(WorkerSaid(replaced(failed, **change)), 2.0)
+    assert not core.handle(WorkerSaid(replace(failed, **change)), 2.0)
     assert core.counters["offences_not_owner"] == 4
     assert answers(core.handle(right, 3.0)) == [1, 2]
 

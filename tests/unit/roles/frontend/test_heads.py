@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fabric.ids import ModelId
-from fabric.messages import Answer, Arrivals, HeadInfo, Refusal, TensorInfo, replaced
+from fabric.messages import Answer, Arrivals, HeadInfo, Refusal, TensorInfo
 from roles.frontend.events import PushInputs, Reply, TurnEnded
 from tests.builders import asked, computed, directory, grant, model_info, of_type, slice_info
 from tests.frontend_stage import linked_core, refusals, told
 
 CATS, DOGS = ModelId("cats"), ModelId("dogs")
 SCORES = (TensorInfo("scores", "float32", (5,)),)
-VISION = replaced(
+VISION = replace(
     model_info("vision", slo_ms=50.0, inputs=()),
     heads=(HeadInfo(CATS, 50.0), HeadInfo(DOGS, 80.0, SCORES)),
 )
@@ -74,7 +76,7 @@ def test_the_model_itself_is_not_asked_and_a_name_that_is_nearly_a_heads_is_sugg
 
 
 def test_figures_are_of_the_model_also_of_what_is_refused_at_once() -> None:
-    core = linked_core(replaced(VISION, replicas=0))
+    core = linked_core(replace(VISION, replicas=0))
     assert refusals(core.handle(asked(1, DOGS, specs=()), 0.0)) == [(1, "NoReplica")]
     core.handle(directory([VISION], [slice_info()]), 1.0)
     core.handle(asked(2, CATS, specs=()), 2.0)
@@ -85,7 +87,7 @@ def test_figures_are_of_the_model_also_of_what_is_refused_at_once() -> None:
 def test_heads_go_with_their_model_and_when_it_has_others() -> None:
     core = linked_core(VISION)
     core.handle(
-        directory([replaced(VISION, heads=(HeadInfo(CATS, 50.0), HeadInfo(ModelId("cows"), 50.0)))], []), 1.0
+        directory([replace(VISION, heads=(HeadInfo(CATS, 50.0), HeadInfo(ModelId("cows"), 50.0)))], []), 1.0
     )
     assert {model.model_id for model in core.models} == {CATS, "cows"}
     assert refusals(core.handle(asked(1, DOGS, specs=()), 1.0)) == [(1, "ModelNotFound")]

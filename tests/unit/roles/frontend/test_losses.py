@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fabric.ids import BatchId, ModelId, PeerId
-from fabric.messages import Arrivals, Ping, Returned, SeqRun, Unready, replaced
+from fabric.messages import Arrivals, Ping, Returned, SeqRun, Unready
 from roles.frontend.core import FrontendCore
 from roles.frontend.drain import DRAIN_MS_MAX, UNDERWAY_MS
 from roles.frontend.events import ClientSaid, Reply, SchedulerSaid, TurnEnded
@@ -28,7 +30,7 @@ from tests.frontend_stage import linked_core, refusals, told
 
 
 def test_a_request_waits_for_a_slice_that_is_ready_before_its_budget_ends() -> None:
-    coming = replaced(model_info(replicas=0), coming_in_ms=50.0)
+    coming = replace(model_info(replicas=0), coming_in_ms=50.0)
     core = linked_core(coming)
     assert refusals(core.handle(asked(1, budget_ms=49.0), 0.0)) == [(1, "NoReplica")]
     assert refusals(core.handle(asked(2, budget_ms=60.0), 0.0)) == []
@@ -40,28 +42,28 @@ def test_a_request_waits_for_a_slice_that_is_ready_before_its_budget_ends() -> N
 def test_what_another_frontend_spent_of_a_budget_is_spent() -> None:
     core = linked_core(model_info(slo_ms=100.0))
     again = asked(1)
-    again = replaced(again, message=replaced(again.message, spent_ms=40.0))
+    again = replace(again, message=replace(again.message, spent_ms=40.0))
     core.handle(again, 0.0)
     core.handle(TurnEnded(), 0.0)
     assert refusals(core.handle(Tick(), 59.9)) == []
     assert refusals(core.handle(Tick(), 60.0)) == [(1, "DeadlineExceeded")]
     late = asked(2, budget_ms=30.0)
-    late = replaced(late, message=replaced(late.message, spent_ms=31.0))
+    late = replace(late, message=replace(late.message, spent_ms=31.0))
     assert refusals(core.handle(late, 61.0)) == [(2, "DeadlineExceeded")]
 
 
 def test_what_must_not_run_twice_is_not_taken_from_a_frontend_that_was_lost() -> None:
-    core = linked_core(replaced(model_info(), is_idempotent=False))
+    core = linked_core(replace(model_info(), is_idempotent=False))
     again = asked(1)
-    again = replaced(again, message=replaced(again.message, may_have_run=True))
+    again = replace(again, message=replace(again.message, may_have_run=True))
     assert refusals(core.handle(again, 0.0)) == [(1, "WorkerLost")]
     never_sent = asked(2)
-    never_sent = replaced(never_sent, message=replaced(never_sent.message, spent_ms=1.0))
+    never_sent = replace(never_sent, message=replace(never_sent.message, spent_ms=1.0))
     assert refusals(core.handle(never_sent, 0.0)) == [], "it only waited for a connection"
 
 
 def test_what_must_not_run_twice_is_announced_again_only_if_it_has_not_run() -> None:
-    core = linked_core(replaced(model_info(), is_idempotent=False))
+    core = linked_core(replace(model_info(), is_idempotent=False))
     for number in (1, 2):
         core.handle(asked(number), 0.0)
     core.handle(TurnEnded(), 0.0)
@@ -69,7 +71,7 @@ def test_what_must_not_run_twice_is_announced_again_only_if_it_has_not_run() -> 
     core.handle(grant((1, 1), batch_id=2), 1.0)
     returned = Returned(BatchId(1), ModelId(DIGITS), (SeqRun(0, 1),), "its slice was late")
     assert refusals(core.handle(SchedulerSaid(returned), 2.0)) == [], "it has not run"
-    gone = directory([replaced(model_info(), is_idempotent=False)], slices=[slice_info("other")])
+    gone = directory([replace(model_info(), is_idempotent=False)], slices=[slice_info("other")])
     assert refusals(core.handle(gone, 3.0)) == [(2, "WorkerLost")]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fabric.ids import ModelId
-from fabric.messages import Ledger, replaced
+from fabric.messages import Ledger
 from roles.gateway import descriptions
 from roles.gateway.statistics import Statistics
 from tests.unit.roles.gateway.test_inference import TWO
@@ -19,7 +21,7 @@ def test_a_model_is_described_without_a_batch_axis() -> None:
 
 
 def test_the_index_has_what_is_served_and_what_could_be() -> None:
-    idle = replaced(TWO, model_id=ModelId("idle"), replicas=0)
+    idle = replace(TWO, model_id=ModelId("idle"), replicas=0)
     index = descriptions.index([TWO, idle], ["two", "gone"], is_ready_only=False)
     assert {one["name"]: (one["state"], one["reason"]) for one in index} == {
         "two": ("READY", ""),
@@ -43,7 +45,7 @@ def test_statistics_have_batches_and_stages() -> None:
     )
     for _ in range(8):  # two batches of four
         seen.note_success("two", ledger, 30.0, 1_000.0)
-    seen.note_success("two", replaced(ledger, batch_size=1), 30.0, 1_500.0)
+    seen.note_success("two", replace(ledger, batch_size=1), 30.0, 1_500.0)
     seen.note_failure("two", "Overloaded", 1.0, is_known=True)
     seen.note_failure("of a stranger", "ModelNotFound", 1.0, is_known=False)
     plain = seen.as_plain("two")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, FrontendId, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -24,7 +25,6 @@ from fabric.messages import (
     StatusListed,
     Stop,
     WorkerHello,
-    replaced,
 )
 from roles.gpu_worker.adoption import HELLO_EVERY_MS, HELLO_FOR_MS
 from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
@@ -162,7 +162,7 @@ def test_a_loader_that_raises_fails_its_slice_and_no_other() -> None:
 def test_a_slice_no_longer_wanted_is_unloaded_and_a_changed_one_loaded_anew() -> None:
     first, second = slice_spec("n/gpu0/0"), slice_spec("n/gpu1/0")
     core = serving_core(first, second)
-    changed = replaced(slice_spec("n/gpu1/0"), share_percent=50.0)
+    changed = replace(slice_spec("n/gpu1/0"), share_percent=50.0)
     assert core.handle(host(changed), 1.0) == [
         UnloadSlice(first.slice_id),
         UnloadSlice(second.slice_id),
@@ -566,7 +566,7 @@ def test_a_broken_device_answers_for_everything_and_ends_the_process() -> None:
 def test_a_run_of_many_times_its_promise_has_hung_and_ends_the_process(
     exec_ms: float, said_ms: float | None, limit_ms: float
 ) -> None:
-    model = replaced(model_spec(exec_ms=(exec_ms,)), run_limit_ms=said_ms)
+    model = replace(model_spec(exec_ms=(exec_ms,)), run_limit_ms=said_ms)
     core = serving_core(slice_spec(models=[model]), slice_spec("node-0/gpu0/1"))
     core.handle(inputs(0), 0.0)
     run = run_batch(part((0, 1)))
@@ -620,7 +620,7 @@ def test_models_that_are_left_out_are_not_loaded_and_reported_with_their_reasons
     out = LeftOut(SLICE, bad.model_id, "hung 3 times")
     core.handle(Tick(), 0.0)
     actions = core.handle(Heard(AGENT, Host(NodeId("node-0"), (spec,), SCHEDULER_AT, left_out=(out,))), 0.0)
-    assert actions_of(LoadSlice, actions) == [LoadSlice(replaced(spec, models=(good, worse)))]
+    assert actions_of(LoadSlice, actions) == [LoadSlice(replace(spec, models=(good, worse)))]
     assert core.handle(LoadBegins(SLICE, good.model_id), 0.0) == [Send(AGENT, Loading(SLICE, good.model_id))]
     raised = LeftOut(SLICE, worse.model_id, "it raised")
     replicas = loaded(slice_spec(models=[good])).replicas
@@ -753,7 +753,7 @@ def test_a_frontend_that_is_listed_no_more_gets_the_outputs_of_its_batches() -> 
     core.handle(worker_directory(SLICE), 0.0)
     core.handle(inputs(0, 1), 1.0)
     core.handle(run_batch(), 1.0)
-    nobody = Heard(SCHEDULER, replaced(worker_directory(SLICE).message, frontends=()))
+    nobody = Heard(SCHEDULER, replace(worker_directory(SLICE).message, frontends=()))
     (known,) = actions_of(KnowFrontends, core.handle(nobody, 2.0))
     assert [one.frontend_id for one in known.frontends] == [FRONTEND]
     core.handle(ran(), 7.0)

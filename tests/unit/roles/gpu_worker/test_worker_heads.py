@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import HeadOutputs, Outputs, TensorInfo, replaced
+from fabric.messages import HeadOutputs, Outputs, TensorInfo
 from roles.gpu_worker.answers import rows_of
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import BatchRan, Execute, InputsCame, PushOutputs
@@ -20,7 +21,7 @@ OUTPUTS = Handle(7)
 
 def came(*seqs: int, heads: tuple[ModelId, ...]) -> InputsCame:
     plain = inputs(*seqs)
-    return InputsCame(replaced(plain.inputs, heads=heads), plain.payload, plain.size_bytes)
+    return InputsCame(replace(plain.inputs, heads=heads), plain.payload, plain.size_bytes)
 
 
 def with_heads(core: WorkerCore, cats: tuple[int, ...], dogs: tuple[int, ...]) -> None:
@@ -30,7 +31,7 @@ def with_heads(core: WorkerCore, cats: tuple[int, ...], dogs: tuple[int, ...]) -
         for name, shape in ((CATS, cats), (DOGS, dogs))
     )
     (slice_,) = core._slices.values()
-    slice_.replicas = {key: replaced(one, heads=heads) for key, one in slice_.replicas.items()}
+    slice_.replicas = {key: replace(one, heads=heads) for key, one in slice_.replicas.items()}
 
 
 def ran(rejected: tuple[RejectedRow, ...] = ()) -> BatchRan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, SliceId
 from fabric.messages import (
@@ -15,7 +16,6 @@ from fabric.messages import (
     PreemptBatch,
     SliceReady,
     SliceSpec,
-    replaced,
 )
 from roles.gpu_worker.batch_start_rules import LATE_TOLERANCE_MS
 from roles.gpu_worker.core import WorkerCore
@@ -66,11 +66,11 @@ STAGES_MS = ((4.0, 5.0), (12.0, 20.0), (6.0, 6.0))
 
 def cut(stages_ms: tuple[tuple[float, ...], ...] = STAGES_MS) -> ModelSpec:
     exec_ms = tuple(sum(times) for times in zip(*stages_ms, strict=True))
-    return replaced(model_spec(exec_ms=exec_ms, slo_ms=200.0), stages_ms=stages_ms)
+    return replace(model_spec(exec_ms=exec_ms, slo_ms=200.0), stages_ms=stages_ms)
 
 
 def pipeline(model: ModelSpec | None = None) -> SliceSpec:
-    return replaced(slice_spec(models=(model or cut(),)), following=(1, 2))
+    return replace(slice_spec(models=(model or cut(),)), following=(1, 2))
 
 
 @dataclass
@@ -322,7 +322,7 @@ def test_stages_hear_until_when_a_batch_may_begin_and_what_came_too_late_is_answ
 @pytest.mark.parametrize("stages_ms", [(), ((1.0,), (1.0,))])
 def test_a_cut_that_the_model_does_not_have_is_said(stages_ms: tuple[tuple[float, ...], ...]) -> None:
     device = EmulatedExecutor()
-    device.load(pipeline(replaced(model_spec(exec_ms=(2.0,)), stages_ms=stages_ms)))
+    device.load(pipeline(replace(model_spec(exec_ms=(2.0,)), stages_ms=stages_ms)))
     (event,) = device.take(9, 0.0)
     reason = f"model 'resnet50' gives the run times of {len(stages_ms)} stages, not of 3"
     assert event == LoadFailed(SliceId(SLICE), reason)

@@ -10,9 +10,10 @@ from itertools import count
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric.ids import SliceId
-from fabric.messages import BatchFailed, Done, Outputs, replaced
+from fabric.messages import BatchFailed, Done, Outputs
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     BatchRan,
@@ -31,7 +32,7 @@ from tests.worker_builders import inputs, part, run_batch, serving_core, slice_s
 
 PIPELINE = "n/gpu1/0"
 SLICES = ("n/gpu0/0", "n/gpu0/1", PIPELINE)
-SPECS = (*map(slice_spec, SLICES[:2]), replaced(slice_spec(PIPELINE), gpu=1, following=(2,)))
+SPECS = (*map(slice_spec, SLICES[:2]), replace(slice_spec(PIPELINE), gpu=1, following=(2,)))
 
 
 @dataclass

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, NodeId, SliceId
-from fabric.messages import BatchEntry, SliceSpec, replaced
+from fabric.messages import BatchEntry, SliceSpec
 from roles.cli.why import told, why_document
 from roles.config.cluster import NetworkConfig
 from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose, measured
@@ -40,8 +41,8 @@ def first_gpu_slow(node_id: NodeId, spec: SliceSpec) -> SliceSpec:
     del node_id
     if spec.gpu:
         return spec
-    models = tuple(replaced(one, exec_ms=tuple(1.8 * ms for ms in one.exec_ms)) for one in spec.models)
-    return replaced(spec, models=models)
+    models = tuple(replace(one, exec_ms=tuple(1.8 * ms for ms in one.exec_ms)) for one in spec.models)
+    return replace(spec, models=models)
 
 
 def causes(situation: Situation) -> list[Cause]:

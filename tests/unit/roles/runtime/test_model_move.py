@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from msgspec.structs import replace
+
 from fabric.ids import ModelId, NodeId
 from fabric.messages import (
     Changed,
@@ -16,7 +18,6 @@ from fabric.messages import (
     SchedulerStanding,
     SectionAsked,
     StatusListed,
-    replaced,
 )
 from roles.runtime.model_move import Ask, Refuse, next_step
 from roles.runtime.shard_reports import combined, merged, shard_of
@@ -85,7 +86,7 @@ def test_all_shards_are_shown_as_one() -> None:
     plans = [
         PlanReport("steady", "", 1, 1, (), 0, 0, drained=(GpuRef(NodeId(name), 0),)) for name in ("x", "y")
     ]
-    whole = merged([replaced(says(shard=shard), plan=plan) for shard, plan in enumerate(plans)])
+    whole = merged([replace(says(shard=shard), plan=plan) for shard, plan in enumerate(plans)])
     assert whole.plan is not None
     assert [ref.node_id for ref in whole.plan.drained] == ["x", "y"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.codec import checked
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
@@ -47,7 +48,6 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
-    replaced,
 )
 from roles.config.cluster import PolicyChoice
 from roles.config.read_config import parse_config
@@ -339,7 +339,7 @@ def started_anew(asked: PlanAsked) -> PlanMade:
     ((change,),) = [move.changes for move in made.moves]
     spec = SliceSpec(SliceId(""), 0, "emulated", None, change.models)
     start = NewSlice(NodeId("left"), spec, change.hints, (change.slice_id,))
-    return replaced(made, moves=(MoveInfo(0, (start,), (change.slice_id,)),))
+    return replace(made, moves=(MoveInfo(0, (start,), (change.slice_id,)),))
 
 
 def test_where_there_is_no_memory_for_both_the_old_slice_ends_first() -> None:
@@ -595,7 +595,7 @@ def test_a_model_that_moves_from_one_slice_to_another_is_served_throughout() -> 
             )
             for slice_id, name in hosts.items()
         )
-        return replaced(made, kept=(), moves=(MoveInfo(0, (), (), changes),))
+        return replace(made, kept=(), moves=(MoveInfo(0, (), (), changes),))
 
     stage.make_plan = swapped
     stage.run(2)
@@ -734,7 +734,7 @@ def test_a_dry_run_is_answered_like_the_change_and_changes_nothing(
     dry, real = (two_nodes(model("a"), model("b"), placement=placement) for _ in range(2))
     before, served = dry.hosted(), [dry.code_of(name) for name in "abc"]
     dry.sent.clear()
-    dry.hear(OPERATOR, replaced(change, dry_run=True))
+    dry.hear(OPERATOR, replace(change, dry_run=True))
     dry.run(20_000)
     told = dry.answer()
     real.sent.clear()

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fabric.ids import ModelId
-from fabric.messages import HeadInfo, HeadOutputs, HeadSpec, NodeHello, TensorInfo, replaced
+from fabric.messages import HeadInfo, HeadOutputs, HeadSpec, NodeHello, TensorInfo
 from policies.batching.registry import make_discipline
 from roles.scheduler.core import SchedulerCore
 from tests.unit.roles.scheduler.test_core import AGENT, FIRST, MODEL, NODE, WORKER, hear, ready, settings
@@ -20,7 +20,7 @@ def with_heads() -> SchedulerCore:
     plain = settings()
     (model,) = plain.models
     core = SchedulerCore(
-        replace(plain, models=(replaced(model, heads=HEADS),)), make_discipline("deferred", {})
+        replace(plain, models=(replace(model, heads=HEADS),)), make_discipline("deferred", {})
     )
     hear(core, AGENT, NodeHello(NODE, FIRST, (), ()))
     return core
@@ -37,7 +37,7 @@ def test_before_anything_is_ready_frontends_know_the_names_and_slos_of_heads() -
 
 def test_what_each_head_gives_is_the_workers_to_say_and_its_slo_the_files() -> None:
     core = with_heads()
-    replica = replaced(ready().replicas[0], heads=(HeadOutputs(DOGS, (Y,)),))
+    replica = replace(ready().replicas[0], heads=(HeadOutputs(DOGS, (Y,)),))
     hear(core, WORKER, msgspec.structs.replace(ready(), replicas=(replica,)))
     assert listed(core) == (HeadInfo(CATS, 20.0), HeadInfo(DOGS, 80.0, (Y,)))
     core._fleet.put_model(MODEL, 30.0)

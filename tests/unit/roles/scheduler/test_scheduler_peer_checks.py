@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -27,7 +28,6 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
     Telemetry,
-    replaced,
 )
 from roles.runtime.core import Lost
 from roles.runtime.peer_checks import OFFENCES_MAX
@@ -76,15 +76,15 @@ def test_a_batch_is_ended_by_its_worker_alone(peer: PeerId) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda done: replaced(done, slice_id=slice_id(1)), "not_owner"),
-        (lambda done: replaced(done, model_id=ModelId("vgg")), "not_owner"),
-        (lambda done: replaced(done, ran=9), "out_of_range"),
+        (lambda done: replace(done, slice_id=slice_id(1)), "not_owner"),
+        (lambda done: replace(done, model_id=ModelId("vgg")), "not_owner"),
+        (lambda done: replace(done, ran=9), "out_of_range"),
         (
-            lambda done: replaced(done, missing=(Part(FrontendId("frontend-0"), (SeqRun(8, 1),)),)),
+            lambda done: replace(done, missing=(Part(FrontendId("frontend-0"), (SeqRun(8, 1),)),)),
             "not_owner",
         ),
         (
-            lambda done: replaced(done, missing=(Part(FrontendId("frontend-1"), (SeqRun(0, 8),)),)),
+            lambda done: replace(done, missing=(Part(FrontendId("frontend-1"), (SeqRun(0, 8),)),)),
             "not_owner",
         ),
     ],
@@ -124,7 +124,7 @@ def test_a_slice_is_made_ready_by_a_worker_of_its_node(peer: PeerId) -> None:
 
 
 def test_a_worker_of_another_node_has_no_slice_here() -> None:
-    message = replaced(ready(incarnation=Incarnation("00000002")), node_id=NodeId("elsewhere"))
+    message = replace(ready(incarnation=Incarnation("00000002")), node_id=NodeId("elsewhere"))
     refused(serving_core(), PeerId("worker-elsewhere-0/00000002"), message, "not_owner")
 
 
@@ -139,7 +139,7 @@ def test_a_worker_of_another_node_has_no_slice_here() -> None:
     ],
 )
 def test_a_slice_hosts_what_was_planned(replicas: tuple[ReplicaInfo, ...], reason: str) -> None:
-    refused(serving_core(), WORKER, replaced(ready(), replicas=replicas), reason)
+    refused(serving_core(), WORKER, replace(ready(), replicas=replicas), reason)
 
 
 def test_a_frontends_name_is_short_enough_for_a_batch_of_many_frontends() -> None:
@@ -153,7 +153,7 @@ def test_a_frontends_name_is_short_enough_for_a_batch_of_many_frontends() -> Non
 def test_nobody_is_cut_off_for_what_was_right_under_another_plan() -> None:
     core = serving_core()
     for _ in range(2 * OFFENCES_MAX):
-        hear(core, WORKER, replaced(ready(), replicas=(ReplicaInfo(ModelId("vgg"), 8, EXEC_MS),)))
+        hear(core, WORKER, replace(ready(), replicas=(ReplicaInfo(ModelId("vgg"), 8, EXEC_MS),)))
     assert not core.offences.counters["peers_cut_off"]
 
 
@@ -223,5 +223,5 @@ def test_the_status_tells_of_offences() -> None:
 
 
 def test_a_slice_that_is_unknown_is_answered_with_the_directory() -> None:
-    message = replaced(ready(), slice_id=SliceId("local/gpu7/0"))
+    message = replace(ready(), slice_id=SliceId("local/gpu7/0"))
     assert of_type(hear(serving_core(), WORKER, message, 105.0), Directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import OPERATOR, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
 from fabric.messages import (
@@ -31,7 +32,6 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
-    replaced,
 )
 from policies.batching.registry import make_discipline
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
@@ -110,7 +110,7 @@ class Stage:
 
     def slice_ready(self, epoch: int | None = None) -> list[ReplicaAction]:
         """Its worker obeys us, or whoever has that epoch."""
-        return self.hear(WORKER, replaced(READY, epoch=self.replica.epoch if epoch is None else epoch))
+        return self.hear(WORKER, replace(READY, epoch=self.replica.epoch if epoch is None else epoch))
 
     def node_hello(self, *ready: SliceId) -> list[ReplicaAction]:
         slices = tuple(SliceStatus(slice_id, BORN, SliceState.READY) for slice_id in ready)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fabric.ids import ModelId, PeerId
-from fabric.messages import Arrivals, CancelRequest, Dropped, SeqRun, StageResult, Withdraw, replaced
+from fabric.messages import Arrivals, CancelRequest, Dropped, SeqRun, StageResult, Withdraw
 from policies.graphs.graph import Stage
 from roles.frontend.events import ClientSaid, InputsNotMade, KeepRow, ReplyWithAll, SchedulerSaid
 from roles.runtime.core import Lost, Tick
@@ -159,7 +161,7 @@ def test_inputs_that_do_not_fit_or_cannot_be_made_are_one_error() -> None:
 def test_a_stage_without_a_replica_is_named_before_anything_runs() -> None:
     stage = detector()
     models = [model_info(name) for name in "dc"]
-    stage.do(directory([*models, replaced(model_info("p"), replicas=0)]), 1.0)
+    stage.do(directory([*models, replace(model_info("p"), replicas=0)]), 1.0)
     stage.ask(1, 1.0)
     assert stage.refusals[1].code == "NoReplica"
     assert stage.refusals[1].reason == (

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, ModelId, SliceId
-from fabric.messages import SliceSpec, replaced
+from fabric.messages import SliceSpec
 from roles.gpu_worker.executors.base import (
     ExecutorEvent,
     Job,
@@ -114,8 +115,8 @@ def test_one_that_is_stopped_makes_room_for_it_at_that_moment() -> None:
 
 
 def test_a_pipeline_hands_over_behind_its_first_stage() -> None:
-    model = replaced(model_spec(exec_ms=(10.0,)), stages_ms=((4.0,), (6.0,)))
-    device = device_with(replaced(slice_spec(models=[model]), following=(1,)))
+    model = replace(model_spec(exec_ms=(10.0,)), stages_ms=((4.0,), (6.0,)))
+    device = device_with(replace(slice_spec(models=[model]), following=(1,)))
     for number in (1, 2, 3):
         device.run(job(number, expires_at_ms=5.0 if number == 2 else FOREVER_MS), 0.0)
     device.abort(SLICE, BatchId(1), 1.0)  # it has begun

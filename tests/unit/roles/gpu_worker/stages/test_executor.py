@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import PayloadTooLarge
 from fabric.ids import BatchId, ModelId, SliceId
@@ -22,7 +23,6 @@ from fabric.messages import (
     StageLoaded,
     TensorInfo,
     UnloadStage,
-    replaced,
 )
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -158,7 +158,7 @@ class Stage:
 
 def pipeline(*models: ModelId) -> SliceSpec:
     specs = [model_spec(model, slo_ms=30.0) for model in models or (MODEL,)]
-    return replaced(slice_spec(models=specs, device="cpu"), following=(1, 2))
+    return replace(slice_spec(models=specs, device="cpu"), following=(1, 2))
 
 
 def replica(model_id: ModelId = MODEL, exec_ms: tuple[float, ...] = (4.0, 5.0, 6.0, 7.0)) -> ReplicaInfo:
@@ -220,7 +220,7 @@ def test_a_stage_that_cannot_load_a_model_leaves_that_out_everywhere_and_the_oth
     stage = Stage()
     stage.executor.load(pipeline(MODEL, OTHER))
     stage.hear(Loaded(SLICE, (replica(), replica(OTHER))))
-    assert stage.say(replaced(stage_loaded(1, 1), reason="no file"), stage_loaded(1, 2)) == []
+    assert stage.say(replace(stage_loaded(1, 1), reason="no file"), stage_loaded(1, 2)) == []
     (loaded,) = stage.say(stage_loaded(2, 1), stage_loaded(2, 2))
     assert isinstance(loaded, Loaded)
     assert [one.model_id for one in loaded.replicas] == [OTHER]
@@ -252,7 +252,7 @@ def test_a_slice_none_of_whose_models_loads_fails() -> None:
     stage = Stage()
     stage.executor.load(pipeline())
     stage.hear(Loaded(SLICE, (replica(),)))
-    (event,) = stage.say(stage_loaded(1, 1), replaced(stage_loaded(1, 2), reason="no file"))
+    (event,) = stage.say(stage_loaded(1, 1), replace(stage_loaded(1, 2), reason="no file"))
     assert event == LoadFailed(SLICE, "stage 2: no file")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import PayloadTooLarge
 from fabric.ids import BatchId
@@ -17,7 +18,6 @@ from fabric.messages import (
     SliceSpec,
     StageFailed,
     StageLoaded,
-    replaced,
 )
 from roles.gpu_worker.executors.base import DeviceBroken, ExecutorEvent, Loaded
 from roles.gpu_worker.executors.gang import FAILED_LOAD_MS, FAILED_STEP_MS, Gang
@@ -51,7 +51,7 @@ class Ranks:
 
 
 def spec() -> SliceSpec:
-    return replaced(slice_spec(models=[model_spec(MODEL)], device="cpu"), following=(1, 2), is_gang=True)
+    return replace(slice_spec(models=[model_spec(MODEL)], device="cpu"), following=(1, 2), is_gang=True)
 
 
 def serving() -> Ranks:
@@ -92,7 +92,7 @@ def test_every_rank_gets_the_inputs_of_a_step_and_no_deadline() -> None:
     ranks.gang.end("")
     ranks.hear(ended(1), ended(2))
     ranks.begin()
-    assert ranks.later.sent[-1][1] == replaced(message, batch_id=BatchId(2))
+    assert ranks.later.sent[-1][1] == replace(message, batch_id=BatchId(2))
 
 
 def test_a_batch_runs_as_on_one_device_and_is_stopped_as_there() -> None:
@@ -169,13 +169,13 @@ def test_without_its_model_a_gang_has_nothing_to_load() -> None:
     ranks = Ranks()
     ranks.executor.unload(SLICE)
     ranks.later.sent.clear()
-    ranks.executor.load(replaced(spec(), models=()))
+    ranks.executor.load(replace(spec(), models=()))
     assert ranks.later.sent == []
 
 
 def test_another_model_makes_it_another_slice_and_fewer_of_its_bounds_do_not() -> None:
-    other = replaced(spec(), models=(model_spec("other"),))
-    slower = replaced(spec(), models=(replaced(spec().models[0], slo_ms=99.0),))
+    other = replace(spec(), models=(model_spec("other"),))
+    slower = replace(spec(), models=(replace(spec().models[0], slo_ms=99.0),))
     assert not spec().is_same_but_models(other)
     assert spec().is_same_but_models(slower)
-    assert replaced(spec(), is_gang=False).is_same_but_models(replaced(other, is_gang=False))
+    assert replace(spec(), is_gang=False).is_same_but_models(replace(other, is_gang=False))

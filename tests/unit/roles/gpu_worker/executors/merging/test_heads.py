@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import PREFIX, HeadSpec, LoaderSpec, ModelSpec, SliceSpec, replaced
+from fabric.messages import PREFIX, HeadSpec, LoaderSpec, ModelSpec, SliceSpec
 from roles.gpu_worker.executors.base import HEAD_INPUT, Job, JobPart
 from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel
 from roles.gpu_worker.executors.merging.heads import load_heads
@@ -141,8 +142,8 @@ def test_a_row_without_a_head_or_for_one_that_is_not_there_is_refused_and_the_ot
 
 def test_a_model_without_heads_ignores_what_is_said_of_them() -> None:
     device, spec = hosted()
-    model = replaced(spec.models[0], loader=LoaderSpec(python=f"{HERE}:Two"))
-    device.load(replaced(spec, models=(model,)))
+    model = replace(spec.models[0], loader=LoaderSpec(python=f"{HERE}:Two"))
+    device.load(replace(spec, models=(model,)))
     part = JobPart(1, [NamedTensor("x", np.zeros(WIDTH, np.float32))], [ModelId("two")])
     assert device.run(Job(SLICE, BatchId(1), ModelId("all"), [part])).outputs[0].array.shape == (1, 2)
 
