@@ -326,8 +326,7 @@ def _heads(model: str, file: Path | None, dtype: str | None) -> tuple[tuple[Head
 
 
 def _with_dtype(spec: LoaderSpec, dtype: str | None) -> LoaderSpec:
-    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
-    return LoaderSpec(**{**fields, "dtype": dtype or spec.dtype})
+    return replace(spec, dtype=dtype or spec.dtype)
 
 
 def _checked_device(device: str) -> str:
