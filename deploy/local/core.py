@@ -191,6 +191,8 @@ class SupervisorCore:
         if self._asked is not None and role is self._role_asked_back:
             reason = f"{what}; it is started again until it serves or is drained"
             self._answer(Changed(self._asked.request.request_no, "failed", reason=reason))
+        if self._rolling is not None:
+            self._rolling.failed(role_id, f"{what}; it is started again until it serves or is drained")
 
     # ------------------------------------------------------------ what an operator asks for
 

@@ -2,7 +2,7 @@
 
     ASKING --its health--> ENDING --exited--> STARTING --serves--> HEALING --as healthy as before--> RESTING --> next
        |                                          |                   |
-       +------------- too long ------------------+-------------------+--> over, with a reason
+       +------------- too long ------------------+-------------------+--> over, with a reason; so too if it ends again and again
 
 Health is what a role says of itself: whether it is ready, how many slices it has ready, how many frontends it knows. The
 rest after it gives clients the time to connect to it again before the next role of its kind ends.
@@ -21,6 +21,8 @@ from fabric.messages import SliceState, StatusListed
 ASK_LIMIT_MS: Final = 5_000.0
 HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; a large model may take 150 s to load
 REST_MS: Final = 500.0
+ENDS_MAX: Final = 3
+"""Of its own accord, by the role whose turn it is: what kills it may pass, what it says at each start does not."""
 
 
 class Health(Struct, frozen=True):
@@ -71,6 +73,8 @@ class RollingRestart:
         self._role_ids = tuple(role_ids)
         self._phase = _Phase.ASKING
         self._before: Health | None = None
+        self._ends = 0
+        self._last_end = ""
         self._limit_at_ms = now_ms + ASK_LIMIT_MS
 
     @property
@@ -111,6 +115,14 @@ class RollingRestart:
         if role_id == self.role_id and self._phase is _Phase.ENDING:
             self._phase = _Phase.STARTING
 
+    def failed(self, role_id: str, how: str) -> None:
+        """Its next process has ended of its own accord; another one is started by itself."""
+        if role_id != self.role_id or self._phase not in (_Phase.STARTING, _Phase.HEALING):
+            return
+        self._ends, self._last_end, self._phase = self._ends + 1, f": {how}", _Phase.STARTING
+        if self._ends == ENDS_MAX:
+            self._end("did not come back")
+
     def serves(self, role_id: str) -> None:
         """Its next process serves."""
         if role_id == self.role_id and self._phase is _Phase.STARTING:
@@ -121,15 +133,20 @@ class RollingRestart:
         if self.is_over or now_ms < self._limit_at_ms:
             return
         if self._phase is not _Phase.RESTING:
-            what = "does not say how it is" if self._phase is _Phase.ASKING else "did not come back as it was"
-            self.reason = f"{self.role_id} {what}"
-            self._phase = _Phase.OVER
+            self._end(
+                "does not say how it is" if self._phase is _Phase.ASKING else "did not come back as it was"
+            )
             return
         self.restarted += 1
+        self._ends, self._last_end = 0, ""
         if self.restarted == len(self._role_ids):
             self._phase = _Phase.OVER
         else:
             self._go_on(_Phase.ASKING, now_ms + ASK_LIMIT_MS)
+
+    def _end(self, what: str) -> None:
+        self.reason = f"{self.role_id} {what}{self._last_end}"
+        self._phase = _Phase.OVER
 
     def _go_on(self, phase: _Phase, limit_at_ms: float) -> None:
         self._phase, self._limit_at_ms = phase, limit_at_ms

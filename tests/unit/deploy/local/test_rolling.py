@@ -115,6 +115,20 @@ def test_it_stops_at_the_first_that_does_not_come_back(health: Health) -> None:
     assert TerminateRole("frontend-1") not in up.done
 
 
+def test_a_role_that_is_killed_on_its_way_back_is_waited_for() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.feed(RoleReported("node-a", WELL))
+    up.feed(ProcessExited("node-a", 0, ""))
+    for _ in range(2):
+        up.feed(ProcessExited("node-a", -9, ""))
+        up.wait(1_000.0)
+        up.feed(RoleServes("node-a"))
+    up.feed(RoleReported("node-a", WELL))
+    up.wait(REST_MS)
+    assert (up.core.asks, up.answers) == ("frontend-0", [])
+
+
 def test_a_role_that_does_not_say_how_it_is_is_not_restarted() -> None:
     up = Up()
     up.ask(RestartRoles(7))

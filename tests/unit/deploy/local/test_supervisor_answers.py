@@ -228,6 +228,25 @@ def test_a_role_that_does_not_come_back_says_why_at_once_and_is_started_again_an
     assert world.core.is_serving
 
 
+@pytest.mark.parametrize(
+    "life", [life for life, what in LIVES.items() if what.exits_ms and not what.serves_ms]
+)
+def test_a_rolling_restart_ends_with_the_words_of_a_role_that_ends_again_and_again(life: str) -> None:
+    world = World()
+    world.start()
+    world.lives[ROLE] = LIVES[life]
+    world.ask(RestartRoles(2))
+    world.run(HEAL_LIMIT_MS - 1.0, until=lambda: world.answer(2) is not None)
+    answer = world.answers[-1]
+    assert answer.status == "failed"
+    assert answer.reason.startswith(f"{ROLE} did not come back: {ROLE} ")
+    assert answer.reason.endswith("; it is started again until it serves or is drained")
+    assert ("cannot bind" in answer.reason) == (LIVES[life].code > 0)
+    world.lives[ROLE] = GOOD
+    world.run(120_000.0)
+    assert world.core.is_serving
+
+
 @pytest.mark.parametrize("life", [life for life, what in LIVES.items() if what.exits_ms is not None])
 def test_a_role_that_is_drained_while_it_waits_for_its_next_start_is_not_started(life: str) -> None:
     world = World()
