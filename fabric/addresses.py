@@ -20,7 +20,8 @@ def check_address(address: str) -> None:
     if not mark:
         right = f"tcp://{address}" if is_complete else "tcp://HOST:PORT, or ipc:///PATH on this host"
     elif scheme == "ipc":
-        right = "" if rest.startswith("/") else "ipc:///PATH, with an absolute path"
+        is_path = rest.startswith("/") and rest.isprintable()  # what is no text in UTF-8 is not printable
+        right = "" if is_path else "ipc:///PATH, with an absolute path of printable characters"
     elif scheme == "tcp":
         right = "" if is_complete else f"tcp://HOST:PORT, with a port from 1 to {PORT_MAX}"
     else:

@@ -28,6 +28,7 @@ import msgspec
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
+from fabric.json_files import read_json
 
 SCHEDULER: Final = "scheduler"
 FRONTEND: Final = "frontend"
@@ -266,14 +267,11 @@ def _check_keys(path: Path, keys: Sequence[TrustedKey]) -> None:
 
 
 def _read(path: Path, type_: type[_FileT]) -> _FileT:
-    with naming_path(path), path.open("rb") as file:
-        content = file.read(_FILE_BYTES_MAX + 1)
-    if len(content) > _FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: is larger than any such file")
-    try:
-        return msgspec.json.decode(content, type=type_)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is no such file: {error}") from error
+    with naming_path(path):
+        try:
+            return read_json(path, type_, _FILE_BYTES_MAX)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
 
 def _stamp_of(path: Path) -> tuple[int, int]:

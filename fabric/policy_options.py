@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from msgspec import Struct
@@ -18,7 +19,18 @@ from fabric.errors import ConfigError
 PREFIX_CHARS_MIN = 3
 """Fewer are the beginning of too many names to be meant as one."""
 
-_SHORT = reprlib.Repr()  # a few YAML aliases make a list whose whole text does not fit into memory
+
+class _Short(reprlib.Repr):
+    """Of containers that Python does not know as its own only the kind and size: their text may be of any length."""
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        """A value of any other class."""
+        if isinstance(value, bytes | bytearray | memoryview | Mapping | Sequence | AbstractSet):
+            return f"<{type(value).__name__} of {len(value)}>"
+        return super().repr_instance(value, level)
+
+
+_SHORT = _Short()  # a few YAML aliases make a list whose whole text does not fit into memory
 _SHORT.maxother = _SHORT.maxlong = 10_000
 _SHORT.maxstring = 60
 
@@ -120,9 +132,10 @@ def written(value: object) -> str:
     if isinstance(value, str):
         return brief(repr(value))
     try:
-        return brief(_SHORT.repr(value))
+        text = _SHORT.repr(value)
     except ValueError:  # more digits than Python writes
         return "a number of thousands of digits"
+    return brief(text) if isinstance(value, int) or len(text) <= 60 else f"{text[:40]}…"  # it is cut already
 
 
 def brief(text: object) -> str:

@@ -274,7 +274,11 @@ class SupervisorCore:
     def _on_reported(self, role: SupervisedRole, health: Health) -> None:
         if self._rolling is None or role.state is not RoleState.SERVING:
             return
-        if self._rolling.reported(role.plan.role_id, health, self._now_ms):
+        others = (
+            one for one in self._roles.values() if one is not role and one.state is not RoleState.SERVING
+        )
+        absent = next((one.plan.role_id for one in others), "")
+        if self._rolling.reported(role.plan.role_id, health, self._now_ms, absent):
             self._drain(role)
 
     def _drain(self, role: SupervisedRole) -> None:

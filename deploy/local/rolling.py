@@ -1,4 +1,4 @@
-"""A rolling restart, sans-IO: one role at a time, each back in health before the next one ends.
+"""A rolling restart, sans-IO: one role at a time, each back in health, and all others serving, before the next one ends.
 
     ASKING --its health--> ENDING --exited--> STARTING --serves--> HEALING --as healthy as before--> RESTING --> next
        |                                          |                   |
@@ -73,6 +73,7 @@ class RollingRestart:
         self._role_ids = tuple(role_ids)
         self._phase = _Phase.ASKING
         self._before: Health | None = None
+        self._absent = ""
         self._ends = 0
         self._last_end = ""
         self._limit_at_ms = now_ms + ASK_LIMIT_MS
@@ -97,11 +98,14 @@ class RollingRestart:
         """The next time limit, or the end of a rest."""
         return None if self.is_over else self._limit_at_ms
 
-    def reported(self, role_id: str, health: Health, now_ms: float) -> bool:
-        """Somebody said how it is; True: end it now."""
+    def reported(self, role_id: str, health: Health, now_ms: float, absent: str = "") -> bool:
+        """Somebody said how it is; True: end it now. `absent`: another role that does not serve, for which it waits."""
         if role_id != self.asks:
             return False
+        self._absent = absent
         if self._phase is _Phase.ASKING:
+            if absent:
+                return False
             self._before = health
             self._go_on(_Phase.ENDING, now_ms + HEAL_LIMIT_MS)
             return True
@@ -133,9 +137,12 @@ class RollingRestart:
         if self.is_over or now_ms < self._limit_at_ms:
             return
         if self._phase is not _Phase.RESTING:
-            self._end(
-                "does not say how it is" if self._phase is _Phase.ASKING else "did not come back as it was"
-            )
+            if self._phase is not _Phase.ASKING:
+                self._end("did not come back as it was")
+            elif self._absent:
+                self._end(f"serves on: {self._absent} does not serve")
+            else:
+                self._end("does not say how it is")
             return
         self.restarted += 1
         self._ends, self._last_end = 0, ""

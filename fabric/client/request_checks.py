@@ -17,7 +17,7 @@ from fabric.policy_options import written
 
 Inputs = Mapping[str, ArrayLike | bytes]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
-_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)
+_WHATEVER = Exception
 """What others' classes raise where they are compared with a number, or made into one or into an array, and cannot be."""
 
 
@@ -55,7 +55,7 @@ def checked_priority(priority: int | None) -> int | None:
         return None
     try:
         number = operator.index(priority)
-    except _NO_NUMBER:
+    except _WHATEVER:
         number = -1
     if not 0 <= number <= PRIORITY_MAX:
         raise InvalidInput(
@@ -73,7 +73,7 @@ def plain_budget(budget_ms: float | None) -> float | None:
         # Compared first: float() takes texts and spans of time, too. numpy compares complex numbers, Python does not.
         is_one = budget_ms > 0.0 and not isinstance(budget_ms, np.complexfloating)
         number = float(budget_ms) if is_one else 0.0
-    except _NO_NUMBER:
+    except _WHATEVER:
         number = 0.0
     if not 0.0 < number <= DURATION_MAX_MS:
         raise InvalidInput(
@@ -88,6 +88,8 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
         raise InvalidInput(f"an input is named {written(name)}; names are texts")
     plain = _plain_name(name, "an input's name")
     array: Tensor
+    if isinstance(value, np.ma.MaskedArray):  # its mask would not travel
+        raise InvalidInput(f"input {plain!r} is a masked array; give its values, such as array.filled(0)")
     try:
         if isinstance(value, memoryview) and not value.c_contiguous:
             value = value.tobytes()  # numpy takes no view with gaps
@@ -95,7 +97,7 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
             array = np.frombuffer(value, np.uint8)
         else:
             array = np.asarray(value)
-    except (*_NO_NUMBER, BufferError) as error:
+    except _WHATEVER as error:
         raise InvalidInput(f"input {plain!r} is not an array: {error}") from error
     return NamedTensor(plain, array)  # whether it can be sent is said when it is packed
 

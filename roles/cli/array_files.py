@@ -20,6 +20,7 @@ _CUT: Final = "it is damaged or cut short"
 _DAMAGED: Final = (
     ValueError,
     TypeError,
+    LookupError,
     OverflowError,
     EOFError,
     RuntimeError,  # a zip that is encrypted, or packed in a way that Python does not know

@@ -73,7 +73,7 @@ COMMANDS = {
 
 BESIDE_SERVING = ("drain", "health", "models", "restart", "status", "top")
 """Asked of a cluster that serves, perhaps on these very cores: they may wait, its batches may not."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A disk that takes no more: what was written at once, past any buffer, does not fail a second time and tells it only by this."""
 
 
@@ -176,6 +176,8 @@ def _unwritten(error: OSError, lost: Mapping[int, OSError]) -> str:
         return f"the output cannot be written: {next(iter(lost.values())).strerror}"
     if error.errno in _FULL:
         return f"{error.filename or 'the output or a temporary file'} cannot be written: {error.strerror}"
+    if error.errno == errno.EIO:
+        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}"
     from fabric.errors import ConfigError  # noqa: PLC0415  only here
     from roles.runtime.environment import temporary_directory  # noqa: PLC0415  only here
 

@@ -38,7 +38,7 @@ from roles.cli.plan_changes import (
     schedulers_of,
     show,
 )
-from roles.cli.restart import ask_supervisor, ask_supervisor_only, raise_refusal
+from roles.cli.restart import ask_supervisor, ask_what_supervisor_would_answer, raise_refusal
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
@@ -232,7 +232,9 @@ def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, 
     home = chosen_run_dir(cluster.run_dir)
     try:
         if is_dry:
-            answer = ask_supervisor_only(home.path, RoleDrainDryRun(new_request_no(), role_id, is_back))
+            answer = ask_what_supervisor_would_answer(
+                home.path, RoleDrainDryRun(new_request_no(), role_id, is_back)
+            )
         else:
             answer = ask_supervisor(home.path, RoleDrain(new_request_no(), role_id, is_back))
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from fabric.errors import FabricError
-from fabric.ids import Epoch, Incarnation
+from fabric.json_files import read_json
 from roles.node_agent.lease import NO_LEASE, LeaseRecord
 
 log = logging.getLogger("tenuto")
@@ -26,13 +26,10 @@ class LeaseFile:
     def read(self) -> LeaseRecord:
         """What a former agent granted. Raises FabricError for a file that cannot be read: it may say that an epoch is taken."""
         try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            return LeaseRecord(
-                Epoch(int(kept["epoch"])), str(kept["holder_id"]), Incarnation(kept["incarnation"])
-            )
+            return read_json(self._path, LeaseRecord)
         except FileNotFoundError:
             return NO_LEASE
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise FabricError(f"the lease in {self._path} cannot be read: {error}") from error
 
     def write(self, record: LeaseRecord) -> bool:

@@ -28,8 +28,12 @@ class RunDir(Struct, frozen=True):
     is_new: bool = False
 
     def ipc_address(self, name: str) -> str:
-        """The ``ipc://`` address of a socket in here; ConfigError where the path is too long for one."""
+        """The ``ipc://`` address of a socket in here; ConfigError where the path cannot be one's."""
         path = self.path / name
+        if not str(path).isprintable():
+            raise ConfigError(
+                f"{str(path)!r}: a socket's path has printable characters of UTF-8 only; set TENUTO_RUN_DIR to such a directory"
+            )
         size = len(os.fsencode(path))
         if size > PATH_BYTES_MAX:
             raise ConfigError(

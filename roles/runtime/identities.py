@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from fabric.json_files import read_json
 from roles.runtime.process import write_whole
 
 _STATE, _STARTED_AT = 0, 19  # fields of /proc/<pid>/stat behind the name in brackets
@@ -105,10 +106,9 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """What was written; empty where there is nothing, or nothing that we wrote."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, dict[str, Any])
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def identity_in(record: Mapping[str, Any], key: str) -> ProcessIdentity | None:
@@ -116,5 +116,5 @@ def identity_in(record: Mapping[str, Any], key: str) -> ProcessIdentity | None:
     named = record.get(key)
     try:
         return None if named is None else ProcessIdentity(int(named["pid"]), int(named["started_at"]))
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         return None

@@ -18,6 +18,7 @@ from roles.runtime.core import SCHEDULER
 ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
 SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
 PING_EVERY_MS = 500.0
+_UNKNOWN = "; whether the change was made is not known: look at `tenuto status`"
 
 
 class NotAnswered(PeerLost):
@@ -44,6 +45,7 @@ def ask_change(
     NotAnswered when it is there and `limit_ms` is over, Unauthorised where the key does not permit it.
     """
     clock = clock or MonotonicClock()
+    is_question = isinstance(request, SectionAsked | RoleDrainDryRun)
     own = peer_id(OPERATOR, new_incarnation())
     link = DealerLink.connect(own, SCHEDULER, addresses, guard=guarded(keyring))
     try:
@@ -68,14 +70,10 @@ def ask_change(
                         case Pong():
                             pass
                 if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
-                    what = (
-                        "; whether the change was made is not known: look at `tenuto status`"
-                        if is_asked and not isinstance(request, SectionAsked | RoleDrainDryRun)
-                        else ""
-                    )
-                    raise PeerLost(f"nobody answers at {addresses[0]}{what}")
+                    unknown = _UNKNOWN if is_asked and not is_question else ""
+                    raise PeerLost(f"nobody answers at {addresses[0]}{unknown}")
                 if not link.has_more:
                     selector.select(0.01)
     finally:
         link.close()
-    raise NotAnswered(f"no answer within {limit_ms / 1e3:g} s")
+    raise NotAnswered(f"no answer within {limit_ms / 1e3:g} s{'' if is_question else _UNKNOWN}")

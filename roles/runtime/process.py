@@ -21,13 +21,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Self, TextIO
+from typing import Annotated, Self, TextIO
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from fabric.addresses import check_address
 from fabric.errors import ConfigError, FabricError
+from fabric.json_files import read_json
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
@@ -171,7 +172,7 @@ class RunFile(Struct, frozen=True):
     """What `<run dir>/<role id>.json` says."""
 
     role_id: str
-    pid: int
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     incarnation: str
     addresses: Mapping[str, Sequence[str]]
     """By purpose: control, payload, client, …"""
@@ -209,26 +210,13 @@ def remove_file(path: Path) -> None:
 def read_run_file(path: Path) -> RunFile | None:
     """None when the role is not (or no longer) there, or what is there is no run file: loops read these."""
     try:
-        found = RunFile(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-    is_one = isinstance(found.pid, int) and found.pid > 0 and _are_addresses(found.addresses)
-    return found if is_one and found.role_id == path.stem else None
-
-
-def _are_addresses(found: object) -> bool:
-    """Whether it has lists of texts by purpose, and those at which roles connect to each other are addresses."""
-    if not isinstance(found, dict):
-        return False
-    try:
-        for purpose, addresses in found.items():
-            if not isinstance(addresses, list) or not all(isinstance(one, str) for one in addresses):
-                return False
-            for address in addresses if purpose in CONNECTED_TO else ():
+        found = read_json(path, RunFile)
+        for purpose in CONNECTED_TO:
+            for address in found.addresses.get(purpose, ()):
                 check_address(address)
-    except ConfigError:
-        return False
-    return True
+    except (OSError, ValueError, ConfigError):
+        return None
+    return found if found.role_id == path.stem else None
 
 
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:

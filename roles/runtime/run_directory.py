@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from fabric.errors import ConfigError, FabricError
+from fabric.json_files import read_json
 from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
@@ -54,10 +55,10 @@ def read_up_file(run_dir: Path) -> UpFile | None:
     """None when there is none. Says nothing about whether that process still lives: see `is_claimed`."""
     path = run_dir / UP_FILE
     try:
-        return UpFile(**json.loads(path.read_text(encoding="utf-8")))
+        return read_json(path, UpFile)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 

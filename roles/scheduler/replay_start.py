@@ -26,6 +26,8 @@ from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired
 from roles.scheduler.settings import SchedulerSettings
 
+_DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+
 
 def about_scheduler(
     settings: SchedulerSettings, batching: PolicyChoice, planning: ControllerSettings | None = None
@@ -75,7 +77,7 @@ def settings_of(about: bytes) -> tuple[SchedulerSettings, PolicyChoice, Controll
         settings = _settings(read)
         planning = None if read.get("planning") is None else _planning(read["planning"])
         name, options = read["batching"]
-    except (FabricError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (FabricError, *_DAMAGED) as error:
         raise ConfigError(f"the journal does not say what scheduler it is of: {error}") from error
     return settings, PolicyChoice(name, options), planning
 

@@ -16,7 +16,7 @@ from fabric.link import Received
 from fabric.messages import Ping, Pong, RoleDrainDryRun, StatusListed
 from fabric.messages.base import Message
 from fabric.sockets import DealerLink, RouterLink
-from roles.cli.restart import ask_supervisor_only
+from roles.cli.restart import ask_what_supervisor_would_answer
 from roles.runtime.environment import RunDir
 from roles.runtime.run_directory import UP_SOCKET, claim
 
@@ -74,7 +74,7 @@ def test_a_message_of_a_later_version_is_dropped_and_its_sender_is_heard_on(tmp_
 
 def test_a_supervisor_that_does_not_know_dry_runs_is_told_as_that_and_in_bounded_time(tmp_path: Path) -> None:
     with listening(tmp_path), pytest.raises(FabricError) as told:
-        ask_supervisor_only(tmp_path, RoleDrainDryRun(1, "frontend-1"), limit_ms=500.0)
+        ask_what_supervisor_would_answer(tmp_path, RoleDrainDryRun(1, "frontend-1"), limit_ms=500.0)
     assert not isinstance(told.value, PeerLost)
     assert "does not know dry runs of roles, as it was started by an older version" in str(told.value)
     assert "nothing was done" in str(told.value)
@@ -84,6 +84,6 @@ def test_a_supervisor_that_is_silent_is_told_as_lost_and_nothing_is_said_to_be_u
     tmp_path: Path,
 ) -> None:
     with listening(tmp_path, is_silent=True), pytest.raises(PeerLost) as told:
-        ask_supervisor_only(tmp_path, RoleDrainDryRun(1, "frontend-1"))
+        ask_what_supervisor_would_answer(tmp_path, RoleDrainDryRun(1, "frontend-1"))
     assert "nobody answers" in str(told.value)
     assert "not known" not in str(told.value)

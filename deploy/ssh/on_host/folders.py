@@ -96,7 +96,7 @@ def existing(path: Path) -> Path:
 
 def read_object(path: Path) -> dict[str, Any]:
     """What a JSON file says; empty where there is none."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found

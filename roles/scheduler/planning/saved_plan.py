@@ -15,8 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from fabric.clock import Clock
 from fabric.errors import ConfigError
+from fabric.json_files import read_json
 from fabric.messages import PlanCopy
 from roles.runtime.process import log, write_whole
 from roles.scheduler.planning.desired_state import ControllerSettings
@@ -25,6 +29,15 @@ from roles.scheduler.settings import SchedulerSettings
 
 PLAN_SUFFIX: Final = ".plan"
 AGAIN_AFTER_MS = 5_000.0  # a plan that could not be written, because the disk is full
+
+
+class _Kept(Struct, frozen=True):
+    """What a file says. `document`: the digest of the configuration; `about`: the plan."""
+
+    document: str
+    epoch: int
+    number: int
+    about: str
 
 
 Begun = tuple[SchedulerSettings, ControllerSettings]
@@ -102,14 +115,9 @@ class SavedPlan:
         if self.newest is not None and (copy.epoch, copy.number) < (self.newest.epoch, self.newest.number):
             return True
         self.newest = copy
-        kept = {
-            "document": copy.digest,
-            "epoch": copy.epoch,
-            "number": copy.number,
-            "about": copy.document,
-        }
+        kept = _Kept(copy.digest, copy.epoch, copy.number, copy.document)
         try:
-            self._write_file(self._path, json.dumps(kept))
+            self._write_file(self._path, json.dumps(asdict(kept)))
         except OSError as error:
             self.failures += 1
             log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)
@@ -122,10 +130,10 @@ class SavedPlan:
 
 def _read(path: Path) -> PlanCopy | None:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return PlanCopy(int(kept["epoch"]), int(kept["number"]), kept["document"], str(kept["about"]))
+        kept = read_json(path, _Kept)
+        return PlanCopy(kept.epoch, kept.number, kept.document, kept.about)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         log.warning("plan_not_read path=%s reason=%r", path, str(error))
         return None

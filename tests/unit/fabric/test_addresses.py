@@ -40,6 +40,8 @@ def test_what_can_be_connected_to(address: str) -> None:
         ("tcp://10.0.0.1:0", "with a port from 1"),
         ("tcp://10.0.0.1:70000", "with a port from 1"),
         ("tcp://10.0.0.1:٣", "with a port from 1"),
+        ("ipc:///run/\udcff", "ipc:///PATH, with an absolute path of printable characters"),
+        ("ipc:///run/a\0b", "ipc:///PATH, with an absolute path of printable characters"),
         ("ipc://run/x", "ipc:///PATH, with an absolute path"),
         ("x" * 5_000, "x… (5002 characters)"),
     ],

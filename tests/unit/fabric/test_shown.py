@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserList
 from typing import Any
 
 import pytest
@@ -22,6 +23,23 @@ from fabric.policy_options import shown
     ],
 )
 def test_a_value_is_shown_as_it_is_and_cut_where_it_is_long(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"x" * 10**8, "<bytes of 100000000>"),
+        (bytearray(10**8), "<bytearray of 100000000>"),
+        (memoryview(bytes(10**8)), "<memoryview of 100000000>"),
+        (OrderedDict(a=[1]), "<OrderedDict of 1>"),
+        (UserList([[1]]), "<UserList of 1>"),
+        ([OrderedDict(a=[1])], "[<OrderedDict of 1>]"),
+        (list(range(100)), "[0, 1, 2, 3, 4, 5, ...]"),
+        (["x" * 100] * 6, "['xxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxx…"),
+    ],
+)
+def test_what_may_be_of_any_length_is_not_written_whole(value: Any, text: str) -> None:
     assert shown(value) == text
 
 

@@ -18,7 +18,7 @@ from deploy.local.events import (
     SupervisorEvent,
     TerminateRole,
 )
-from deploy.local.rolling import HEAL_LIMIT_MS, REST_MS, Health, health_of
+from deploy.local.rolling import ASK_LIMIT_MS, HEAL_LIMIT_MS, REST_MS, Health, health_of
 from fabric.ids import PeerId
 from fabric.messages import (
     Changed,
@@ -127,6 +127,28 @@ def test_a_role_that_is_killed_on_its_way_back_is_waited_for() -> None:
     up.feed(RoleReported("node-a", WELL))
     up.wait(REST_MS)
     assert (up.core.asks, up.answers) == ("frontend-0", [])
+
+
+def test_none_ends_while_another_one_does_not_serve() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.restart("node-a")
+    up.feed(ProcessExited("frontend-1", -9, ""))
+    up.wait(REST_MS)
+    assert up.core.asks == "frontend-0"
+    assert up.feed(RoleReported("frontend-0", WELL)) == []
+    up.feed(RoleServes("frontend-1"))
+    assert TerminateRole("frontend-0") in up.feed(RoleReported("frontend-0", WELL))
+
+
+def test_it_is_over_where_another_one_stays_away() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.feed(ProcessExited("frontend-1", -9, ""))
+    up.feed(RoleReported("node-a", WELL))
+    up.wait(ASK_LIMIT_MS)
+    assert up.answers == [Changed(7, "failed", reason="node-a serves on: frontend-1 does not serve")]
+    assert not any(isinstance(action, TerminateRole) for action in up.done)
 
 
 def test_a_role_that_does_not_say_how_it_is_is_not_restarted() -> None:

@@ -18,6 +18,7 @@ from roles.cli.infer import read_inputs
 ARRAY = np.arange(3, dtype=np.float32)
 CUT = "it is damaged or cut short"
 HEADERS = (
+    "{'descr': (), 'fortran_order': False, 'shape': ()}",
     "  if:\n x\n   y\n",
     "\tif x:\n\t x\n        y",
     "1 if",

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from fabric.errors import ConfigError
-from roles.runtime.environment import require_usable, run_dir
+from roles.runtime.environment import RunDir, require_usable, run_dir
 
 
 @pytest.fixture
@@ -107,6 +107,12 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     assert found.ipc_address("x" * room) == f"ipc://{found.path}/{'x' * room}"
     with pytest.raises(ConfigError, match="at most 107 bytes, this one 108"):
         found.ipc_address("x" * (room + 1))
+
+
+@pytest.mark.parametrize("name", ["\udcff", "a\nb", "a\0b"])
+def test_a_directory_that_no_address_can_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="printable characters of UTF-8 only"):
+        RunDir(Path("/run") / name).ipc_address("x")
 
 
 def test_a_directory_for_a_role_is_there_and_writable_or_named_with_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""JSON files that we wrote ourselves, read with what else may lie in their place in mind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+BYTES_MAX: Final = 64 << 20
+TypeT = TypeVar("TypeT")
+
+
+def read_json(path: Path, type_: type[TypeT], bytes_max: int = BYTES_MAX) -> TypeT:
+    """What a file says, as that type: fields it does not know are skipped.
+
+    Raises OSError where it cannot be read, and ValueError for whatever else is there: what is larger, no JSON, nested too
+    deep, or of another type. A pipe of that name does not hold us up.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(bytes_max + 1) or b""  # None: an open pipe in which there is nothing
+    if len(content) > bytes_max:
+        raise ValueError("it is larger than any such file")
+    try:
+        return msgspec.json.decode(content, type=type_)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no such file: {error}") from error

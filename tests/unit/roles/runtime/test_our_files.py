@@ -1,0 +1,103 @@
+"""Files that roles write for each other: whatever lies in their place, its reader says so or takes it for none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fabric.errors import FabricError
+from fabric.json_files import read_json
+from roles.node_agent.lease_file import LeaseFile
+from roles.runtime.identities import identity_in, read_record
+from roles.runtime.process import read_run_file
+from roles.runtime.run_directory import read_up_file, run_files, sweep
+from roles.scheduler.planning.saved_plan import SavedPlan
+
+GOOD = {
+    "frontend-0.json": {"role_id": "frontend-0", "pid": 1, "incarnation": "x", "addresses": {"client": []}},
+    "up.json": {"pid": 1, "is_ready": True, "endpoints": {}, "problems": [], "warnings": []},
+    "node-a.lease": {"epoch": 3, "holder_id": "scheduler-0", "incarnation": "x"},
+    "scheduler-0.plan": {"document": "x", "epoch": 1, "number": 1, "about": "{}"},
+    "worker-0.record": {"worker": {"pid": 1, "started_at": 5}},
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "frontend-0.json": lambda path: (read_run_file(path), run_files(path.parent), sweep(path.parent)),
+    "up.json": lambda path: read_up_file(path.parent),
+    "node-a.lease": lambda path: LeaseFile(path.parent, "a").read(),
+    "scheduler-0.plan": lambda path: SavedPlan(path.parent, "scheduler-0", {}).read(),
+    "worker-0.record": lambda path: identity_in(read_record(path), "worker"),
+}
+ODD_VALUES = (
+    "null", "true", "-1", "0", "2147483648", "1" + "0" * 30, "1" + "0" * 5_000, "1e999", "NaN", '""', '"\\ud800"', '"\\u0000"',
+    "[]", "{}", '[["a"]]', '{"client": ["ipc:///tmp/\\ud800"]}', '{"client": ["ipc:///tmp/\\u0000b"]}', '{"control": [5]}', "[" * 200_000,
+)  # fmt: skip
+CONTENTS = (
+    b"",
+    b"{",
+    b"[]",
+    b"3",
+    b"\x00\xff",
+    b"[" * 200_000,
+    b'{"x": ' + b"[" * 200_000,
+    b'{"pid": "\xff"}',
+)
+
+
+def check(name: str, path: Path) -> None:
+    """Read it: what there is, nothing, or one of our errors."""
+    with contextlib.suppress(FabricError):
+        READERS[name](path)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(READERS.keys() - {"scheduler-0.plan"})
+)  # which is read in tests of its own
+def test_what_is_right_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(GOOD[name]))
+    found = READERS[name](path)
+    assert found is not None
+    assert not isinstance(found, tuple) or found[0] is not None
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("content", CONTENTS, ids=lambda content: repr(content[:12]))
+def test_whatever_lies_there_is_read_as_none_or_named(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    check(name, path)
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name in READERS for field in GOOD[name]])
+def test_whatever_one_field_says_is_read_as_none_or_named(tmp_path: Path, name: str, field: str) -> None:
+    path = tmp_path / name
+    for odd in ODD_VALUES:
+        fields = {key: json.dumps(value) for key, value in GOOD[name].items()} | {field: odd}
+        path.write_text("{" + ", ".join(f'"{key}": {value}' for key, value in fields.items()) + "}")
+        check(name, path)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    os.mkfifo(path)
+    check(name, path)
+    writer = os.open(path, os.O_RDWR)  # now there is somebody who could write, and does not
+    check(name, path)
+    os.close(writer)
+    path.unlink()
+    path.mkdir()
+    check(name, path)
+
+
+def test_a_file_larger_than_any_such_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="larger than any"):
+        read_json(path, dict, bytes_max=1 << 10)
