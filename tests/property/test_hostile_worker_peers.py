@@ -251,6 +251,7 @@ def play(seed: int, *, is_agent_sane: bool) -> Anything:
 @given(seed=st.integers(0, 1 << 32))
 def test_every_batch_ends_once_whatever_strangers_say(seed: int) -> None:
     run = play(seed, is_agent_sane=True)
+    run.wait(1_000.0)  # what loads now introduces itself
     run.feed(run.right[1])  # it is listed, and has nothing to repeat
     run.wait(3e9)  # beyond every batch's end
     assert all(run.ended[batch_id] == 1 for batch_id in run.granted)
