@@ -212,7 +212,8 @@ class Cluster:
         ]
         if not knows_slices:
             for slice_id in [one for one, (at, _) in self.wanted.items() if at == node_id]:
-                self.workers.pop(slice_id, None)
+                if (gone := self.workers.pop(slice_id, None)) is not None:
+                    self._replaced.add(gone.peer)
         slices = tuple(SliceStatus(slice_id, one.incarnation, "ready") for slice_id, one in alive)
         gpus = (GpuInfo(0, "generic", "emulated"), GpuInfo(1, "generic", "emulated"))
         self.hear(peer, NodeHello(node_id, Incarnation(str(number)), gpus, slices, is_outlived))

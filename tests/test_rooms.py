@@ -60,6 +60,7 @@ DOORS = {
     "msgpack": ("fabric/codec.py", "roles/runtime/journal.py"),
     "msgspec": (
         "fabric/codec.py",
+        "fabric/json_files.py",
         "fabric/keys.py",
         "fabric/messages/",
         "roles/config/read_config.py",

@@ -18,19 +18,25 @@ def main() -> None:
 
         run()
         return
-    signal.signal(
-        signal.SIGINT, _end_at_once
-    )  # in an import nothing has begun that would have to be put in order
+    signal.signal(signal.SIGINT, _end_at_once)
     from roles.cli.group import run  # noqa: PLC0415  as above
 
     try:
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             run()
         finally:
             signal.signal(signal.SIGINT, _end_at_once)  # the interpreter's own end takes a moment, too
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def raise_interrupts() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt: something begins that would have to be put in order.
+
+    Not sooner: an exception that is raised where C calls Python, as imports do for hashes and weak references, may be lost there.
+    """
+    if signal.getsignal(signal.SIGINT) is _end_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the handler's signature

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from roles.cli import raise_interrupts
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import (
     EXIT_CONFIG,
@@ -89,6 +90,14 @@ class LazyGroup(WholeHelpGroup):
         """Names and options; no command is imported for it."""
         names = [CompletionItem(name) for name in self.list_commands(ctx) if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """What is to be run; its module is imported then."""
+        resolved = super().resolve_command(ctx, args)
+        raise_interrupts()
+        return resolved
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return one command; None for a name nobody has."""

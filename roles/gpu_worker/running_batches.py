@@ -106,7 +106,7 @@ class Runs:
         actions: list[WorkerAction] = []
         while batch.rest:
             batch.rows = batch.rest.pop(0)
-            if now_ms <= _expires_at_ms(slice_, batch):
+            if now_ms < _expires_at_ms(slice_, batch):
                 self._counters["runs_apart"] += 1
                 slice_.queue.begin_again(batch)
                 batch.overdue_at_ms = math.inf

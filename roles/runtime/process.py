@@ -21,9 +21,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Self, TextIO
+from typing import Self, TextIO
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from fabric.addresses import check_address
@@ -38,6 +38,7 @@ CONNECTED_TO = ("control", "client")
 """What roles and commands connect to by the addresses of a run file; at others (http, page, metrics) people look."""
 OUTLIVE_VARIABLE = "TENUTO_OUTLIVE_MS"
 _PR_SET_PDEATHSIG = 1
+_PID_MAX = 2**31 - 1  # of what the kernel takes for one
 _PR_SET_TIMERSLACK = 29
 
 log = logging.getLogger("tenuto")
@@ -172,7 +173,7 @@ class RunFile(Struct, frozen=True):
     """What `<run dir>/<role id>.json` says."""
 
     role_id: str
-    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    pid: int
     incarnation: str
     addresses: Mapping[str, Sequence[str]]
     """By purpose: control, payload, client, …"""
@@ -216,7 +217,8 @@ def read_run_file(path: Path) -> RunFile | None:
                 check_address(address)
     except (OSError, ValueError, ConfigError):
         return None
-    return found if found.role_id == path.stem else None
+    is_one = found.role_id == path.stem and 0 < found.pid <= _PID_MAX
+    return found if is_one else None
 
 
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:

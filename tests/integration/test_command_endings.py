@@ -162,6 +162,32 @@ main()
 """
 
 
+# Where C calls Python an exception cannot be raised: of a weak reference it is printed, of a hash not even that.
+IN_A_CALLBACK = """\
+import weakref
+class Interrupt:
+    class Thing: pass
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            thing = self.Thing()
+            def gone(reference):
+                os.kill(os.getpid(), signal.SIGINT)
+                sum(range(100))
+            reference = weakref.ref(thing, gone)
+            del thing
+        return None
+"""
+
+
+@pytest.mark.parametrize("module", ["roles.cli.simulate", "roles.simulator.fast_world"])
+def test_ctrl_c_is_not_lost_where_no_exception_can_be_raised(file: Path, module: str) -> None:
+    before, after = INTERRUPTED.split("from roles.cli")
+    inside = f"{before.partition('class Interrupt')[0]}{IN_A_CALLBACK}from roles.cli{after}"
+    code = f"MODULE = {module!r}; ARGUMENTS = ['simulate', {str(file)!r}]\n{inside}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.strip()) == (130, "")
+
+
 @pytest.mark.parametrize(
     "module",
     [

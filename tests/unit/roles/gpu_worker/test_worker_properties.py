@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -181,8 +181,17 @@ def is_served(message: Outputs | BatchFailed, poison: frozenset[int]) -> bool:
     return isinstance(message, Outputs) and not poison.isdisjoint(message.seqs)
 
 
+NONE_CAME = PlannedPart("frontend-1", 1, frozenset(), None, is_repeated=False)
+TWO_CAME = PlannedPart("frontend-0", 2, frozenset({0, 1}), 0.0, is_repeated=False)
+RUN_APART_AT_ITS_END = [
+    PlannedBatch(SLICES[0], 0.0, 0.0, 0.0, 0.0, [NONE_CAME], 1.0, frozenset(), frozenset()),
+    PlannedBatch(SLICES[0], 0.0, 0.0, 0.0, 0.0, [TWO_CAME, NONE_CAME], 1.5, frozenset({0}), frozenset()),
+]
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(batches, min_size=1, max_size=6))
+@example(RUN_APART_AT_ITS_END)
 def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list[PlannedBatch]) -> None:
     world = World(planned=planned)
     live: set[tuple[int, str, int]] = set()
