@@ -121,27 +121,17 @@ def diagnose(evidence: Evidence) -> list[Finding]:
         why = gone([one for one in evidence.absences if one.ended_at_ms is None], evidence.hosting)
         reason = f": {why or evidence.unhosted}" if why or evidence.unhosted else ""
         text = f"no ready slice hosts {evidence.model_id}{reason}"
-        return [
-            Finding(
-                Cause.UNHOSTED,
-                1.0,
-                text,
-                second_replica(evidence.hosting)
-                if why
-                else "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits",
-            )
-        ]
+        advice = "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits"
+        return [Finding(Cause.UNHOSTED, 1.0, text, second_replica(evidence.hosting) if why else advice)]
     if evidence.bad_rate < BAD_RATE_ALLOWED:
         return []
-    found = [*_no_slice(evidence)]
     left = replace(evidence, bad=max(0, evidence.bad - evidence.unserved))
-    if left.bad_rate >= BAD_RATE_ALLOWED:
-        part = left.bad / evidence.bad
-        others = [*_slow_slices(left), *_interference(left), *_network(left), *_host(left)]
-        if not _is_plan_enough(left):
-            others += _load(left)
-        found += [replace(finding, weight=part * finding.weight) for finding in others]
-    return sorted(found, key=lambda finding: -finding.weight)
+    if left.bad_rate < BAD_RATE_ALLOWED:
+        return [*_no_slice(evidence)]
+    found = [*_slow_slices(left), *_interference(left), *_network(left), *_host(left)]
+    if not _is_plan_enough(left):
+        found += _load(left)
+    return _ranked(evidence, found)
 
 
 def measured(evidence: Evidence) -> list[Finding]:
@@ -150,17 +140,26 @@ def measured(evidence: Evidence) -> list[Finding]:
     is_starved = any(finding.cause is Cause.HOST for finding in found)
     # Requests that a starved host reads late seem to come in bursts.
     later = [one for one in _out_of_plan(evidence) if not (is_starved and one.cause is Cause.BURSTS)]
-    return [*_no_slice(evidence), *sorted(found, key=lambda finding: -finding.weight), *later]
+    return _ranked(evidence, found) + later
+
+
+def _ranked(evidence: Evidence, others: Sequence[Finding]) -> list[Finding]:
+    """What was refused for want of a slice is explained by that, so that other causes weigh as much as what is left."""
+    known = [*_no_slice(evidence)]
+    left = 1.0 - sum(finding.weight for finding in known)
+    found = [*known, *(replace(finding, weight=left * finding.weight) for finding in others)]
+    return sorted(found, key=lambda finding: -finding.weight)
 
 
 def _no_slice(evidence: Evidence) -> Iterator[Finding]:
     """Its weight is the part of the bad requests that it explains: what they were refused for is no guess."""
     if evidence.unserved:
         why = gone(evidence.absences, evidence.hosting)
+        count = f"{evidence.unserved} request{'s' * (evidence.unserved > 1)}"
         yield Finding(
             Cause.NO_SLICE,
             min(1.0, evidence.unserved / max(1, evidence.bad)),
-            f"{evidence.unserved} requests found no slice or lost theirs" + (f": {why}" if why else ""),
+            f"{count} found no slice or lost theirs" + (f": {why}" if why else ""),
             second_replica(evidence.hosting),
         )
 

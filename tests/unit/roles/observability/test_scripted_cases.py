@@ -274,6 +274,19 @@ def test_other_causes_explain_what_is_left(unserved: int, first_cause: Cause) ->
     assert found[0].cause is first_cause
 
 
+def test_evidence_has_the_absences_of_the_minute_of_the_slices_that_should_host_the_model() -> None:
+    situation = observed(document(), 1.0)
+    known = {name: getattr(situation, name) for name in situation.__slots__}
+    old = AbsenceSeen(SliceAbsence(KILLED.slice_id, "long ago", 90_000.0, 70_000.0), 0.0, 1.0)
+    others = AbsenceSeen(SliceAbsence(SliceId("here/gpu1/0"), "not ours", 9_000.0), 0.0, None)
+    lost = Situation(
+        **known
+        | {"bad": {OURS: 90}, "unserved": {OURS: 90}, "hosting": {OURS: {KILLED.slice_id}}}
+        | {"absences": [old, KILLED, others]}
+    )
+    assert first(lost).sentence == f"90 requests found no slice or lost theirs: {AWAY}"
+
+
 def test_without_a_known_absence_the_refusals_are_told() -> None:
     (finding,) = diagnose(replace_evidence(after_a_loss(), absences=()))
     assert finding.sentence == "156 requests found no slice or lost theirs"
