@@ -144,6 +144,11 @@ REQUEST_ERRORS: Final[dict[str, type[RequestError]]] = {
 }
 
 
+def nothing_ready(model_id: str) -> str:
+    """The words of a `NoReplica`, whoever refuses."""
+    return f"nothing that serves model {model_id!r} is ready; why: tenuto models list"
+
+
 def code_of_unsendable(error: LocalProtocolError) -> str:
     """The wire code for a request whose inputs or outputs the wire does not allow."""
     return TooLarge.code if isinstance(error, PayloadTooLarge) else Internal.code

@@ -218,7 +218,7 @@ class Client:
         `budget_ms` None means the model's SLO, `priority` (0 to 9) None the model's: of requests that cannot all be served
         those of a lower one go first. Arrays must not change until the answer is there: large ones are not copied, unless into
         memory that is shared with the frontend. Raises a RequestError with the frontend's code, or PeerLost; an Overloaded
-        says in `retry_after_ms` when asking again may help.
+        says in `retry_after_ms` when asking again may help, a NoReplica when a slice should be ready, where that is known.
         """
         return await self.submit(model, inputs, budget_ms, priority)
 

@@ -161,6 +161,7 @@ from fabric.messages.records import (
     Ledger as Ledger,
     RecordsAsked as RecordsAsked,
     RequestRecord as RequestRecord,
+    SliceAbsence as SliceAbsence,
     RequestsRemembered as RequestsRemembered,
 )
 from fabric.messages.stages import (

@@ -49,7 +49,7 @@ class Answer(Message, frozen=True, tag=3):
 class Refusal(Message, frozen=True, tag=4):
     """Frontend -> client: the final answer when there are no outputs.
 
-    `retry_after_ms`: more is asked than can be served; sooner than that the same request is hardly served either.
+    `retry_after_ms`: more is asked than can be served, or a slice of the model is on its way; sooner than that the same request is hardly served either.
     """
 
     request_no: int

@@ -80,7 +80,8 @@ class RequestsRemembered(Message, frozen=True, tag=81):
     """Frontend -> operator. `arrivals`: of the model that was asked for, how many came in each `bin_ms` of the last minute, the last bin is of now.
 
     `bad`: how many of it were late or refused in that minute, through no fault of their client's. `newest_bin`: the number of the last bin,
-    counted from the zero of the frontend's clock, so that what is asked later can be joined to it.
+    counted from the zero of the frontend's clock, so that what is asked later can be joined to it. `unserved`: how many of the bad ones found no
+    slice, or lost theirs (NoReplica, WorkerLost).
     """
 
     requests: Listed[RequestRecord]
@@ -88,6 +89,7 @@ class RequestsRemembered(Message, frozen=True, tag=81):
     bin_ms: float = 0.0
     bad: int = 0
     newest_bin: int = 0
+    unserved: int = 0
 
 
 class FiguresAsked(Message, frozen=True, tag=84):
@@ -144,12 +146,22 @@ class BatchEntry(Value, frozen=True):
     waited_ms: float
 
 
+class SliceAbsence(Value, frozen=True):
+    """A slice that had been ready took no batches from `began_ago_ms` to `ended_ago_ms` ago (None: it does not yet), and why."""
+
+    slice_id: SliceId
+    reason: str
+    began_ago_ms: float
+    ended_ago_ms: float | None = None
+
+
 class BatchesRemembered(Message, frozen=True, tag=82):
     """Scheduler -> operator. `document`: with the newest batches also the plan, as JSON, to play it in a simulator.
 
-    `after`: as it was asked; who asked for what is new has the plan already.
+    `after`: as it was asked; who asked for what is new has the plan already. `absences`: with the newest batches also when slices were away.
     """
 
     batches: Listed[BatchEntry]
     document: str = ""
     after: int = 0
+    absences: Listed[SliceAbsence] = ()

@@ -25,7 +25,7 @@ from roles.cli.options import (
     writing,
 )
 from roles.cli.records import Remembered, newest_bad, remembered
-from roles.cli.why import last_minute, situation_of
+from roles.cli.why import hosting_of, last_minute, situation_of
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.diagnosis import Finding, measured
 from roles.observability.explain import Explanation
@@ -94,7 +94,7 @@ def _first(found: Remembered, request_id: str) -> RequestSeen:
 
 def _explained(run_dir: Path, request: RequestSeen, found: Remembered) -> Explanation:
     model_id = request.record.model_id
-    hosting = {one.slice_id for one in found.report.scheduler.slices if model_id in one.models}
+    hosting = hosting_of(found.report.scheduler, model_id)
     lately: list[Finding] = []
     if request.is_bad:
         with contextlib.suppress(
@@ -102,7 +102,7 @@ def _explained(run_dir: Path, request: RequestSeen, found: Remembered) -> Explan
         ):  # a model that is served no more, or roles that are busy: it goes without
             report = last_minute(run_dir, found.keyring, model_id)
             lately = measured(situation_of(report).evidence(model_id, is_played=False))
-    return explained(request, found.batches, hosting, lately)
+    return explained(request, found.batches, hosting, lately, found.absences)
 
 
 def _show(run_dir: Path, request: RequestSeen, found: Remembered, *, as_json: bool) -> None:

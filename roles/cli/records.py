@@ -13,7 +13,14 @@ from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
-from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.observability.remembered import (
+    AbsenceSeen,
+    BatchSeen,
+    RequestSeen,
+    absences_seen,
+    batches_seen,
+    requests_seen,
+)
 from roles.runtime.core import SCHEDULER
 from roles.runtime.running_cluster import (
     ActiveScheduler,
@@ -41,6 +48,9 @@ class Remembered:
     arrivals: dict[ModelId, list[int]] = field(default_factory=dict)
     bin_ms: float = 0.0
     bad: dict[ModelId, int] = field(default_factory=dict)
+    unserved: dict[ModelId, int] = field(default_factory=dict)
+    """Of the bad ones: how many found no slice, or lost theirs."""
+    absences: list[AbsenceSeen] = field(default_factory=list)
     plan: str = ""
     keyring: Keyring | None = None
     silent: list[str] = field(default_factory=list)
@@ -128,6 +138,7 @@ def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float
         now_ms = MonotonicClock().now_ms()
         found.plan = found.plan or answer.document
         found.batches += batches_seen(answer, now_ms)
+        found.absences += absences_seen(answer, now_ms)
         oldest = answer.batches[-1] if answer.batches else None
         if oldest is None or (last_ms is not None and oldest.ended_ago_ms > last_ms):
             return
@@ -156,6 +167,7 @@ def _ask_frontend(
         if page == 0 and answer.arrivals:
             found.bin_ms = answer.bin_ms
             found.bad[model_id] = found.bad.get(model_id, 0) + answer.bad
+            found.unserved[model_id] = found.unserved.get(model_id, 0) + answer.unserved
             former = found.arrivals.get(model_id, [0] * len(answer.arrivals))
             found.arrivals[model_id] = [a + b for a, b in zip(former, answer.arrivals, strict=True)]
         oldest = answer.requests[-1] if answer.requests else None

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fabric.errors import FabricError
-from fabric.ids import ModelId
+from fabric.ids import ModelId, SliceId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from policies.slo import BAD_RATE_ALLOWED
@@ -117,7 +117,15 @@ def situation_of(report: Remembered) -> Situation:
         {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},
         {} if plan is None else {one.model_id: one.planned_rps for one in plan.models if one.planned_rps},
         _unhosted(scheduler),
+        report.unserved,
+        {one.model_id: hosting_of(scheduler, one.model_id) for one in scheduler.models},
+        report.absences,
     )
+
+
+def hosting_of(scheduler: StatusListed, model_id: ModelId) -> set[SliceId]:
+    """The slices that should host a model, whether they are ready or not."""
+    return {one.slice_id for one in scheduler.slices if model_id in one.models}
 
 
 def _unhosted(scheduler: StatusListed) -> dict[ModelId, str]:

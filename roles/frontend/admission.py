@@ -17,6 +17,7 @@ from fabric.errors import (
     RequestError,
     TooLarge,
     WorkerLost,
+    nothing_ready,
 )
 from fabric.ids import ModelId
 from fabric.learned_margin import LearnedWay
@@ -78,8 +79,11 @@ def admit(
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
-    if info.replicas == 0 and not _outlasts_start(asked, info, shards, now_ms):
-        return NotAdmitted(NoReplica, nothing_ready(info.model_id))
+    if info.replicas == 0:
+        coming_in_ms = _coming_in_ms(info, shards, now_ms)
+        # The scheduler knows best, and decides when it is announced.
+        if coming_in_ms is None or budget_left_ms(asked, info) <= coming_in_ms:
+            return NotAdmitted(NoReplica, nothing_ready(info.model_id), coming_in_ms)
     if asked.unread_ms > _UNREAD_SHARE * budget_of(asked, info):
         behind = f"this frontend has been {asked.unread_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
         return NotAdmitted(Overloaded, behind, info.slo_ms)
@@ -93,20 +97,15 @@ def admit(
     return info
 
 
-def nothing_ready(model_id: ModelId) -> str:
-    """Why a request of a model without replicas is refused."""
-    return f"nothing that serves model {model_id!r} is ready; why: tenuto models list"
-
-
 def unheard_reason(shards: Sequence[int]) -> str:
     """Why a model that these shards may have is served by none."""
     return f"no shard that answers has it, and shard {', '.join(map(str, shards))} does not answer"
 
 
-def _outlasts_start(asked: Asked, info: ModelInfo, shards: Shards, now_ms: float) -> bool:
-    """Whether a slice will be ready before the budget ends; the scheduler knows best, and decides when it is announced."""
+def _coming_in_ms(info: ModelInfo, shards: Shards, now_ms: float) -> float | None:
+    """How long until a slice is ready, as far as the scheduler knew; None: it expects none."""
     coming_at_ms = shards.coming_at_ms(info.head_of or info.model_id)
-    return coming_at_ms is not None and now_ms + budget_left_ms(asked, info) > coming_at_ms
+    return None if coming_at_ms is None else max(0.0, coming_at_ms - now_ms)
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:

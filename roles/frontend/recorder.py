@@ -14,6 +14,7 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from fabric.errors import NoReplica, WorkerLost
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import (
     FiguresListed,
@@ -35,6 +36,8 @@ MODELS_MAX: Final = 1_024
 """Models that are counted; a configuration with more has figures of the first ones."""
 ABANDONED: Final = "abandoned"
 GOOD, LATE = "good", "late"
+UNSERVED: Final = (NoReplica.code, WorkerLost.code)
+"""Refused for want of a slice."""
 STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
 SAMPLE_MS: Final = 20.0
 REMEMBERED_MAX: Final = 16_384
@@ -80,6 +83,7 @@ class ModelCounts:
         "sample_at_ms",
         "slo_ms",
         "stages_ms",
+        "unserved_lately",
         "waited",
     )
 
@@ -94,6 +98,8 @@ class ModelCounts:
         self.outcomes: Counter[str] = Counter({GOOD: 0, LATE: 0})
         self.arrivals = MinuteBins(ARRIVAL_BIN_MS)
         self.bad_lately = MinuteBins(BAD_BIN_MS)
+        self.unserved_lately = MinuteBins(BAD_BIN_MS)
+        """Of them those that found no slice, or lost theirs."""
         self.bad: deque[_Ended] = deque()
         self.good: deque[_Ended] = deque()
         self.sample_at_ms = -1e18
@@ -102,6 +108,16 @@ class ModelCounts:
     def copy(self, now_ms: float) -> None:
         """As they are before anything is counted of the second that begins."""
         self.last_seconds.copy(now_ms, self.asked, self.outcomes, self.latency.counts)
+
+    def refused(self, code: str, now_ms: float) -> bool:
+        """One more with that code; whether that is no fault of its client's."""
+        self.outcomes[code] += 1
+        if code in catalog.CLIENT_FAULTS:
+            return False
+        self.bad_lately.note(now_ms)
+        if code in UNSERVED:
+            self.unserved_lately.note(now_ms)
+        return True
 
 
 class RequestRecorder:
@@ -169,9 +185,7 @@ class RequestRecorder:
             return
         if now_ms >= counts.last_seconds.next_at_ms:
             counts.copy(now_ms)
-        counts.outcomes[code] += 1
-        if code not in catalog.CLIENT_FAULTS:
-            counts.bad_lately.note(now_ms)
+        counts.refused(code, now_ms)
         announced_at_ms = request.first_announced_at_ms
         granted_at_ms = now_ms if request.place is None else request.place.granted_at_ms
         ledger = Ledger(
@@ -218,10 +232,8 @@ class RequestRecorder:
         if now_ms >= counts.last_seconds.next_at_ms:
             counts.copy(now_ms)
         counts.asked += 1
-        counts.outcomes[code] += 1
-        if code not in catalog.CLIENT_FAULTS:
+        if counts.refused(code, now_ms):
             counts.arrivals.note(now_ms)
-            counts.bad_lately.note(now_ms)
 
     def remembered(self, asked: RecordsAsked, now_ms: float) -> RequestsRemembered:
         """What an operator asks for, newest first."""
@@ -245,8 +257,8 @@ class RequestRecorder:
         if counts is None:
             return RequestsRemembered(requests)
         arrivals, bad = counts.arrivals.listed(now_ms), counts.bad_lately.listed(now_ms)
-        newest = counts.arrivals.number(now_ms)
-        return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad), newest)
+        newest, unserved = counts.arrivals.number(now_ms), counts.unserved_lately.listed(now_ms)
+        return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad), newest, sum(unserved))
 
     def figures(self, after: ModelId, now_ms: float) -> FiguresListed:
         """How models fare now, by name, those that come after one."""

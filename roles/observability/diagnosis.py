@@ -12,14 +12,15 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
 from fabric.ids import ModelId, SliceId
 from policies.slo import BAD_RATE_ALLOWED
-from roles.observability.remembered import BatchSeen, RequestSeen
+from roles.observability.absences import gone, second_replica
+from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
 from roles.observability.units import shown_ms
 
 MENDED: Final = 0.3
@@ -48,6 +49,7 @@ class Cause(enum.StrEnum):
     BURSTS = "bursts"
     CAPACITY = "capacity"
     UNHOSTED = "unhosted"
+    NO_SLICE = "no_slice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,12 @@ class Evidence:
     played: Played = field(default_factory=Played)
     unhosted: str = ""
     """Why no slice hosts it, where none does."""
+    unserved: int = 0
+    """Bad ones that found no slice, or lost theirs."""
+    hosting: Collection[SliceId] = ()
+    """Slices that should host it."""
+    absences: Sequence[AbsenceSeen] = ()
+    """When these were not there."""
 
     @property
     def bad_rate(self) -> float:
@@ -110,22 +118,20 @@ class Finding:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """What makes the model miss its SLO, the surest first; empty where it does not, or nothing known explains it."""
     if evidence.replicas == 0:
-        reason = f": {evidence.unhosted}" if evidence.unhosted else ""
+        why = gone([one for one in evidence.absences if one.ended_at_ms is None], evidence.hosting)
+        reason = f": {why or evidence.unhosted}" if why or evidence.unhosted else ""
         text = f"no ready slice hosts {evidence.model_id}{reason}"
-        return [
-            Finding(
-                Cause.UNHOSTED,
-                1.0,
-                text,
-                "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits",
-            )
-        ]
+        advice = "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits"
+        return [Finding(Cause.UNHOSTED, 1.0, text, second_replica(evidence.hosting) if why else advice)]
     if evidence.bad_rate < BAD_RATE_ALLOWED:
         return []
-    found = [*_slow_slices(evidence), *_interference(evidence), *_network(evidence), *_host(evidence)]
-    if not _is_plan_enough(evidence):
-        found += _load(evidence)
-    return sorted(found, key=lambda finding: -finding.weight)
+    left = replace(evidence, bad=max(0, evidence.bad - evidence.unserved))
+    if left.bad_rate < BAD_RATE_ALLOWED:
+        return [*_no_slice(evidence)]
+    found = [*_slow_slices(left), *_interference(left), *_network(left), *_host(left)]
+    if not _is_plan_enough(left):
+        found += _load(left)
+    return _ranked(evidence, found)
 
 
 def measured(evidence: Evidence) -> list[Finding]:
@@ -134,7 +140,28 @@ def measured(evidence: Evidence) -> list[Finding]:
     is_starved = any(finding.cause is Cause.HOST for finding in found)
     # Requests that a starved host reads late seem to come in bursts.
     later = [one for one in _out_of_plan(evidence) if not (is_starved and one.cause is Cause.BURSTS)]
-    return sorted(found, key=lambda finding: -finding.weight) + later
+    return _ranked(evidence, found) + later
+
+
+def _ranked(evidence: Evidence, others: Sequence[Finding]) -> list[Finding]:
+    """What was refused for want of a slice is explained by that, so that other causes weigh as much as what is left."""
+    known = [*_no_slice(evidence)]
+    left = 1.0 - sum(finding.weight for finding in known)
+    found = [*known, *(replace(finding, weight=left * finding.weight) for finding in others)]
+    return sorted(found, key=lambda finding: -finding.weight)
+
+
+def _no_slice(evidence: Evidence) -> Iterator[Finding]:
+    """Its weight is the part of the bad requests that it explains: what they were refused for is no guess."""
+    if evidence.unserved:
+        why = gone(evidence.absences, evidence.hosting)
+        count = f"{evidence.unserved} request{'s' * (evidence.unserved > 1)}"
+        yield Finding(
+            Cause.NO_SLICE,
+            min(1.0, evidence.unserved / max(1, evidence.bad)),
+            f"{count} found no slice or lost theirs" + (f": {why}" if why else ""),
+            second_replica(evidence.hosting),
+        )
 
 
 def _is_plan_enough(evidence: Evidence) -> bool:
@@ -368,14 +395,3 @@ def _busy(evidence: Evidence) -> float:
         return 0.0
     span_ms = max(one.ended_at_ms for one in its) - min(one.started_at_ms for one in its)
     return min(1.0, sum(one.entry.exec_ms for one in its) / max(1e-9, span_ms * len(places)))
-
-
-def dispersion_of(counts: Sequence[int], joined: int = 10) -> float:
-    """Variance by mean of the counts of so many neighbouring bins together (50 ms); 1 under Poisson arrivals, 0 without any."""
-    sums = [sum(counts[at : at + joined]) for at in range(0, len(counts) - joined + 1, joined)]
-    while sums and sums[0] == 0:  # before the first one came
-        sums.pop(0)
-    mean = sum(sums) / len(sums) if sums else 0.0
-    if mean == 0:
-        return 0.0
-    return sum((one - mean) ** 2 for one in sums) / len(sums) / mean

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fabric.errors import DeadlineExceeded
+from fabric.errors import DeadlineExceeded, NoReplica
 from fabric.ids import ModelId, SliceId
 from fabric.messages import BatchEntry
+from roles.observability.absences import absences_of, gone, second_replica
 from roles.observability.diagnosis import Finding
-from roles.observability.remembered import BatchSeen, RequestSeen, batch_of
+from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
 
 _WORTH = 0.01  # of a request's time: smaller parts of it are not told
@@ -48,10 +49,11 @@ def explain(
     batches: Sequence[BatchSeen],
     hosting: Collection[SliceId],
     lately: Sequence[Finding] = (),
+    absences: Sequence[AbsenceSeen] = (),
 ) -> Explanation:
     """`batches`: of all models, as the scheduler remembers them. `hosting`: slices that host the request's model.
 
-    `lately`: what is out of the ordinary in its model's last minute (`diagnosis.measured`).
+    `lately`: what is out of the ordinary in its model's last minute (`diagnosis.measured`). `absences`: when slices were not there.
     """
     own = batch_of(request, batches)
     behind = _behind(request, own, batches, hosting)
@@ -64,7 +66,7 @@ def explain(
         *_competition(request, behind, hosting),
         *_kept_back(request, own, alone_ms),
         *_alone(request, alone_ms),
-        *_counterfactuals(request, met, run_ms),
+        *(_no_slice(request, hosting, absences) or _counterfactuals(request, met, run_ms)),
         *_lately(request, lately),
     ]
     return Explanation(
@@ -258,6 +260,17 @@ def _lately(request: RequestSeen, lately: Sequence[Finding]) -> Iterator[str]:
     if request.is_bad:
         for finding in lately[:_NAMED_MAX]:
             yield f"In the last minute: {finding.sentence}."
+
+
+def _no_slice(
+    request: RequestSeen, hosting: Collection[SliceId], absences: Sequence[AbsenceSeen]
+) -> list[str]:
+    """Of one that found no slice: which were gone then, and what would have helped; empty: it found one."""
+    if request.record.outcome != NoReplica.code:
+        return []
+    away = absences_of(absences, hosting, request.asked_at_ms, request.ended_at_ms)
+    why = gone(away, hosting) or "which is not known any more, or none had started"
+    return [f"No slice of its model was there: {why}.", f"What would help: {second_replica(hosting)}."]
 
 
 def _counterfactuals(request: RequestSeen, met: Sequence[str], run_ms: float | None) -> Iterator[str]:

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fabric.ids import BatchId, ModelId, SliceId
-from fabric.messages import BatchEntry, BatchesRemembered, Ledger, RequestRecord, RequestsRemembered
+from fabric.messages import (
+    BatchEntry,
+    BatchesRemembered,
+    Ledger,
+    RequestRecord,
+    RequestsRemembered,
+    SliceAbsence,
+)
 from roles.runtime.metrics.catalog import CLIENT_FAULTS
 
 
@@ -78,6 +85,20 @@ class RequestSeen:
         return self.record.outcome in ("good", "late")
 
 
+@dataclass(frozen=True, slots=True)
+class AbsenceSeen:
+    """A slice took no batches. `ended_at_ms` None: it does not yet."""
+
+    entry: SliceAbsence
+    began_at_ms: float
+    ended_at_ms: float | None
+
+    @property
+    def slice_id(self) -> SliceId:
+        """Which one."""
+        return self.entry.slice_id
+
+
 def gpu_of(slice_id: SliceId) -> str:
     """The GPU that a slice is on: its name less the number of the slice."""
     return slice_id.rpartition("/")[0]
@@ -90,6 +111,18 @@ def batches_seen(remembered: BatchesRemembered, now_ms: float) -> list[BatchSeen
         ended_at_ms = now_ms - entry.ended_ago_ms
         found.append(BatchSeen(entry, now_ms - entry.sent_ago_ms, ended_at_ms - entry.exec_ms, ended_at_ms))
     return found
+
+
+def absences_seen(remembered: BatchesRemembered, now_ms: float) -> list[AbsenceSeen]:
+    """Likewise, oldest first."""
+    return [
+        AbsenceSeen(
+            entry,
+            now_ms - entry.began_ago_ms,
+            None if entry.ended_ago_ms is None else now_ms - entry.ended_ago_ms,
+        )
+        for entry in remembered.absences
+    ]
 
 
 def requests_seen(remembered: RequestsRemembered, now_ms: float) -> list[RequestSeen]:

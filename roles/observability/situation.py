@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
-from roles.observability.diagnosis import BATCHES_MIN, Evidence, Played, dispersion_of
+from roles.observability.diagnosis import BATCHES_MIN, Evidence, Played
 from roles.observability.last_minute import Minute, ways_ms
 from roles.observability.remedies import suspects_played
-from roles.observability.remembered import BatchSeen, RequestSeen
+from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
 
 MINUTE_MS: Final = 60_000.0
 
@@ -36,6 +36,11 @@ class Situation:
     planned_rps: Mapping[ModelId, float]
     unhosted: Mapping[ModelId, str] = field(default_factory=dict)
     """Of models without a ready slice: why."""
+    unserved: Mapping[ModelId, int] = field(default_factory=dict)
+    """Of the bad ones: how many found no slice, or lost theirs."""
+    hosting: Mapping[ModelId, Collection[SliceId]] = field(default_factory=dict)
+    """Slices that should host each model."""
+    absences: Sequence[AbsenceSeen] = ()
 
     @property
     def bad_rates(self) -> Mapping[ModelId, float]:
@@ -53,6 +58,7 @@ class Situation:
         counts = self.arrivals.get(model_id, ())
         batches = [one for one in self.batches if one.entry.ended_ago_ms <= MINUTE_MS]
         network = minute.config.network
+        hosting = self.hosting.get(model_id, ())
         return Evidence(
             model_id,
             minute.config.model(model_id).slo_ms,
@@ -73,6 +79,14 @@ class Situation:
             network.control_ms + network.result_ms + network.data_ms_per_item,
             suspects_played(minute, model_id, dict(self.planned_rps)) if is_played else Played(),
             self.unhosted.get(model_id, ""),
+            self.unserved.get(model_id, 0),
+            hosting,
+            [
+                one
+                for one in self.absences
+                if one.slice_id in hosting
+                and (one.entry.ended_ago_ms is None or one.entry.ended_ago_ms <= MINUTE_MS)
+            ],
         )
 
     def like_live(self) -> Minute:
@@ -115,3 +129,14 @@ class Situation:
             if 0 < size <= len(table):
                 found[slice_id, size] = table[size - 1]
         return found
+
+
+def dispersion_of(counts: Sequence[int], joined: int = 10) -> float:
+    """Variance by mean of the counts of so many neighbouring bins together (50 ms); 1 under Poisson arrivals, 0 without any."""
+    sums = [sum(counts[at : at + joined]) for at in range(0, len(counts) - joined + 1, joined)]
+    while sums and sums[0] == 0:  # before the first one came
+        sums.pop(0)
+    mean = sum(sums) / len(sums) if sums else 0.0
+    if mean == 0:
+        return 0.0
+    return sum((one - mean) ** 2 for one in sums) / len(sums) / mean

@@ -527,7 +527,11 @@ class SchedulerCore:
         self, peer: PeerId, message: RecordsAsked, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
         del late_ms
-        return [Send(peer, self._batches.recorder.remembered(message, now_ms))]
+        recorder = self._batches.recorder
+        remembered = recorder.remembered(message, now_ms)
+        if message.before > recorder.number and not message.after:
+            remembered = replace(remembered, absences=self._fleet.absences.listed(now_ms))
+        return [Send(peer, remembered)]
 
 
 def _records(

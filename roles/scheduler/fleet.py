@@ -37,7 +37,8 @@ from fabric.messages import (
     SliceSpec,
     SliceState,
 )
-from policies.batching.base import NEVER_MS, RequestRun
+from policies.batching.base import RequestRun
+from roles.scheduler.absences import Absences
 from roles.scheduler.dispatch.corrections import SpeedCorrection
 from roles.scheduler.dispatch.start_times import StartTimes
 
@@ -179,6 +180,7 @@ class Fleet:
         self.now_ms = 0.0
         """Of the event that is handled just now."""
         self.starts = StartTimes()
+        self.absences = Absences()
         self.slices = {record.spec.slice_id: record for record in slices}
         self._runs_once: set[ModelId] = set()
         for record in self.slices.values():
@@ -228,6 +230,7 @@ class Fleet:
         self._serves_no_more(record)
         del self.slices[record.spec.slice_id]
         self.starts.forget(record.spec.slice_id)
+        self.absences.forget(record.spec.slice_id)
         self.version += 1
 
     def slo_ms(self, model_id: ModelId) -> float:
@@ -334,6 +337,8 @@ class Fleet:
             self._serves_no_more(record)
             record.is_leaving = is_leaving
         self.starts.end(record.spec.slice_id, self.now_ms)
+        if not record.is_leaving:
+            self.absences.end(record.spec.slice_id, self.now_ms)
         # Of what is new, and of another process, the worker says itself how fast it is.
         same = set(record.replicas) & set(replicas) if record.incarnation == message.incarnation else ()
         same_ids = {replica.model_id for replica in same}
@@ -352,6 +357,9 @@ class Fleet:
     def slice_down(self, record: SliceRecord, state: SliceState, reason: str) -> bool:
         """A slice is not ready (any more); True when it was."""
         was_ready = record.is_ready
+        if was_ready:
+            self.absences.begin(record.spec.slice_id, reason, self.now_ms)
+        self.absences.explain(record.spec.slice_id, reason)
         self._serves_no_more(record)
         record.state, record.reason, record.worker = state, reason, None
         if state != SliceState.LOST:
@@ -375,11 +383,13 @@ class Fleet:
         """A ready slice will end when what it has is done."""
         self._serves_no_more(record)
         record.is_leaving, record.reason = True, reason
+        self.absences.begin(record.spec.slice_id, reason, self.now_ms)
         self.version += 1
 
     def slice_stays(self, record: SliceRecord) -> None:
         """It will not end after all: another agent than the one that said so has its worker."""
         record.is_leaving, record.reason = False, _reason_of(record.left_out)
+        self.absences.end(record.spec.slice_id, self.now_ms)
         self._count(record, +1)
         self.version += 1
 
@@ -527,8 +537,7 @@ class Fleet:
     def _coming_in_ms(self, model_id: ModelId) -> float | None:
         if self.replicas[model_id]:
             return None
-        coming_at_ms = self.starts.coming_at_ms(model_id, self.now_ms)
-        return None if coming_at_ms == NEVER_MS else coming_at_ms - self.now_ms
+        return self.starts.coming_in_ms(model_id, self.now_ms)
 
     def _serves_no_more(self, record: SliceRecord) -> None:
         if record.is_ready and not record.is_leaving:

@@ -15,7 +15,14 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from fabric.errors import REQUEST_ERRORS, Internal, InvalidInput, ModelNotFound, NoReplica
+from fabric.errors import (
+    REQUEST_ERRORS,
+    Internal,
+    InvalidInput,
+    ModelNotFound,
+    NoReplica,
+    nothing_ready,
+)
 from fabric.ids import ModelId, PeerId
 from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorInfo, TensorSpec
 from fabric.tensors import size_of
@@ -38,7 +45,7 @@ from roles.applications.events import (
 from roles.applications.served import FanOutDraws, ServedApplication
 from roles.applications.tally import StageTally
 from roles.applications.trip import Trip
-from roles.frontend.admission import NotAdmitted, nothing_ready, wrong_inputs
+from roles.frontend.admission import NotAdmitted, wrong_inputs
 from roles.frontend.events import FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
 from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest, Step

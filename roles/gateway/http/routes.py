@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from fabric.errors import FabricError, InvalidInput, RequestError
+from fabric.errors import FabricError, InvalidInput, NoReplica, RequestError, nothing_ready
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
 from roles.gateway.http.connection import Answer, Cancellable, failed
@@ -200,9 +200,9 @@ class Routes:
 
     async def _model_ready(self, route: Route, request: Request) -> Any:
         del request
-        if not self._service.is_model_ready(await self._service.model_now(route.model)):
-            reason = f"nothing that serves model {route.model!r} is ready"
-            return Failure("NoReplica", reason, retryable=True, retry_after_ms=1e3)
+        info = await self._service.model_now(route.model)
+        if not self._service.is_model_ready(info):
+            return failure_of(NoReplica(nothing_ready(route.model), info.coming_in_ms))
         return None
 
     async def _config(self, route: Route, request: Request) -> Any:

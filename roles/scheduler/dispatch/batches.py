@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
+from fabric.errors import nothing_ready
 from fabric.ids import BatchId, FrontendId, ModelId, PeerId
 from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
 from policies.batching.base import NEVER_MS, BatchDecision, Discipline, Dispatch, Drop, RequestRun
@@ -109,7 +110,7 @@ class Batches:
             if is_asked_for and not self._fleet.is_served(model_id):
                 queued, decisions = self._take_queue(model_id, now_ms)
                 refused = [run for run in queued if not self.unserved.take(model_id, run, now_ms)]
-                actions += self.refuse(model_id, refused, "NoReplica", f"no ready slice hosts {model_id}")
+                actions += self._refuse_unserved(model_id, refused, nothing_ready(model_id), now_ms)
                 actions += self.carry_out(decisions, now_ms)
                 self._discipline.add_model(self._estimates.model(model_id), now_ms)
         return actions
@@ -126,7 +127,7 @@ class Batches:
         """No ready slice hosts the model: the run waits for the one that is coming, or is refused."""
         if self.unserved.take(model_id, run, now_ms):
             return []
-        return self.refuse(model_id, [run], "NoReplica", f"no ready slice hosts {model_id}")
+        return self._refuse_unserved(model_id, [run], nothing_ready(model_id), now_ms)
 
     def served(self, record: SliceRecord, now_ms: float) -> list[Send]:
         """A slice takes batches: what waited for it goes to the discipline."""
@@ -140,12 +141,25 @@ class Batches:
         """What waits for a slice that will not be ready in time waits no more."""
         actions: list[Send] = []
         for model_id, run in list(self.unserved.in_vain(now_ms)):
-            actions += self.refuse(
-                model_id, [run], "NoReplica", f"no slice that hosts {model_id} came in time"
-            )
+            late = f"no slice that hosts {model_id} came in time"
+            actions += self._refuse_unserved(model_id, [run], late, now_ms)
         return actions
 
-    def refuse(self, model_id: ModelId, runs: Sequence[RequestRun], code: str, reason: str) -> list[Send]:
+    def _refuse_unserved(
+        self, model_id: ModelId, runs: Sequence[RequestRun], reason: str, now_ms: float
+    ) -> list[Send]:
+        """No slice hosts their model: their authors hear when one will, where that is known."""
+        coming_in_ms = self._fleet.starts.coming_in_ms(model_id, now_ms)
+        return self.refuse(model_id, runs, "NoReplica", reason, coming_in_ms)
+
+    def refuse(
+        self,
+        model_id: ModelId,
+        runs: Sequence[RequestRun],
+        code: str,
+        reason: str,
+        retry_after_ms: float | None = None,
+    ) -> list[Send]:
         """These will not run."""
         if not runs:
             return []
@@ -155,7 +169,7 @@ class Batches:
         return [
             send
             for peer, told in by_frontend(runs).items()
-            for send in dropped(peer, model_id, told, code, reason)
+            for send in dropped(peer, model_id, told, code, reason, retry_after_ms)
         ]
 
     def _take_queue(self, model_id: ModelId, now_ms: float) -> tuple[list[RequestRun], list[BatchDecision]]:

@@ -82,6 +82,11 @@ class StartTimes:
                 soonest_at_ms = min(soonest_at_ms, self._ready_at_ms(slice_id, start, now_ms))
         return soonest_at_ms
 
+    def coming_in_ms(self, model_id: ModelId, now_ms: float) -> float | None:
+        """How long until then; None: none is expected."""
+        coming_at_ms = self.coming_at_ms(model_id, now_ms)
+        return None if coming_at_ms == NEVER_MS else coming_at_ms - now_ms
+
     def _ready_at_ms(self, slice_id: SliceId, start: _Start, now_ms: float) -> float:
         if start.there_since_ms is not None and now_ms < start.there_since_ms + THERE_MS:
             return now_ms

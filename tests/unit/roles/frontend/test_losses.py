@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from fabric.errors import nothing_ready
 from fabric.ids import BatchId, ModelId, PeerId
-from fabric.messages import Arrivals, Ping, Returned, SeqRun, Unready
+from fabric.messages import Arrivals, Ping, Refusal, Returned, SeqRun, Unready
 from roles.frontend.core import FrontendCore
 from roles.frontend.drain import DRAIN_MS_MAX, UNDERWAY_MS
 from roles.frontend.events import ClientSaid, Reply, SchedulerSaid, TurnEnded
@@ -37,6 +38,20 @@ def test_a_request_waits_for_a_slice_that_is_ready_before_its_budget_ends() -> N
     assert len(of_type(Arrivals, told(core.handle(TurnEnded(), 0.0)))) == 1, "the scheduler has it"
     assert refusals(core.handle(asked(3, budget_ms=60.0), 20.0)) == [], "20 ms of the start have passed"
     assert refusals(core.handle(asked(4, budget_ms=29.0), 20.0)) == [(4, "NoReplica")]
+
+
+def test_one_who_cannot_wait_for_the_slice_hears_when_it_is_there() -> None:
+    core = linked_core(replace(model_info(replicas=0), coming_in_ms=50.0))
+    reply = refusal_of(core, 20.0, 10.0)
+    assert (reply.code, reply.reason, reply.retry_after_ms) == ("NoReplica", nothing_ready(DIGITS), 40.0)
+    core = linked_core(model_info(replicas=0))
+    assert refusal_of(core, 20.0, 0.0).retry_after_ms is None, "nothing is coming, as far as is known"
+
+
+def refusal_of(core: FrontendCore, budget_ms: float, now_ms: float) -> Refusal:
+    (reply,) = of_type(Reply, core.handle(asked(1, budget_ms=budget_ms), now_ms))
+    assert isinstance(reply.message, Refusal)
+    return reply.message
 
 
 def test_what_another_frontend_spent_of_a_budget_is_spent() -> None:

@@ -31,10 +31,10 @@ from tests.builders import (
 )
 
 
-def linked(slo_ms: float = 100.0) -> FrontendCore:
+def linked(slo_ms: float = 100.0, replicas: int = 1) -> FrontendCore:
     core = FrontendCore(frontend_settings())
     core.handle(Tick(), 0.0)
-    core.handle(directory((model_info(slo_ms=slo_ms),)), 0.0)
+    core.handle(directory((model_info(slo_ms=slo_ms, replicas=replicas),)), 0.0)
     return core
 
 
@@ -217,6 +217,20 @@ def test_arrivals_and_bad_ones_of_the_last_minute_are_counted_where_they_were() 
     at = {now - (11_999 - place): count for place, count in enumerate(told.arrivals) if count}
     assert at == {20_000 // 5: 1, 61_000 // 5: 1}
     assert told.bad == 2
+
+
+def test_those_that_found_no_slice_are_counted_among_the_bad_ones_of_the_minute() -> None:
+    core = linked(replicas=0)
+    core.handle(asked(1), 0.0)
+    core.handle(asked(2), 5_000.0)
+    told = remembered(core, 5_100.0)
+    assert (told.bad, told.unserved) == (2, 2)
+    told = remembered(core, 62_000.0)
+    assert (told.bad, told.unserved) == (1, 1)
+    late = linked()
+    late.handle(asked(1), 0.0)
+    late.handle(Tick(), 100.0)
+    assert (remembered(late, 200.0).bad, remembered(late, 200.0).unserved) == (1, 0)
 
 
 @given(

@@ -3,7 +3,15 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from fabric.errors import REQUEST_ERRORS, Overloaded, PeerLost, Unauthorised, request_error
+from fabric.errors import (
+    REQUEST_ERRORS,
+    NoReplica,
+    Overloaded,
+    PeerLost,
+    Unauthorised,
+    nothing_ready,
+    request_error,
+)
 from roles.gateway import failures
 from roles.gateway.failures import GRPC_STATUS, STATUS, NoToken, failure_of
 from roles.gateway.http.connection import failed
@@ -39,6 +47,8 @@ def test_retry_after_is_in_whole_seconds_and_never_too_early() -> None:
     }
     assert retry_headers(failure) == [("Retry-After", "2")]
     assert failure_of(Overloaded("full", 3.0)).retry_after_s == 1
+    starting = failure_of(NoReplica(nothing_ready("echo"), 11_400.0))
+    assert (starting.retry_after_s, starting.as_plain()["retry_after_ms"]) == (12, 11_400.0)
 
 
 def test_our_own_key_is_not_the_clients_fault_and_a_missing_token_is() -> None:

@@ -18,15 +18,24 @@ from roles.runtime.process import read_run_file
 from roles.runtime.run_directory import read_up_file, run_files, sweep
 from roles.scheduler.planning.saved_plan import SavedPlan
 
-GOOD = {
+GOOD: dict[str, dict[str, object]] = {
     "frontend-0.json": {"role_id": "frontend-0", "pid": 1, "incarnation": "x", "addresses": {"client": []}},
     "up.json": {"pid": 1, "is_ready": True, "endpoints": {}, "problems": [], "warnings": []},
     "node-a.lease": {"epoch": 3, "holder_id": "scheduler-0", "incarnation": "x"},
     "scheduler-0.plan": {"document": "x", "epoch": 1, "number": 1, "about": "{}"},
     "worker-0.record": {"worker": {"pid": 1, "started_at": 5}},
 }
+
+
+def run_file_and_all(path: Path) -> object:
+    """What it says, before what the dead left is taken away."""
+    found = read_run_file(path), run_files(path.parent)
+    sweep(path.parent)
+    return found
+
+
 READERS: dict[str, Callable[[Path], object]] = {
-    "frontend-0.json": lambda path: (read_run_file(path), run_files(path.parent), sweep(path.parent)),
+    "frontend-0.json": run_file_and_all,
     "up.json": lambda path: read_up_file(path.parent),
     "node-a.lease": lambda path: LeaseFile(path.parent, "a").read(),
     "scheduler-0.plan": lambda path: SavedPlan(path.parent, "scheduler-0", {}).read(),

@@ -6,18 +6,22 @@ from collections.abc import Sequence
 
 import pytest
 
+from fabric.errors import nothing_ready
 from fabric.ids import FrontendId, Incarnation, PeerId
 from fabric.messages import (
     Arrivals,
+    BatchesRemembered,
     Directory,
     Dropped,
     FrontendHello,
     Grant,
     ModelSpec,
     NodeHello,
+    RecordsAsked,
     ReplicaInfo,
     Returned,
     SeqRun,
+    SliceAbsence,
     SliceChanged,
     SliceReady,
     SliceSpec,
@@ -127,13 +131,14 @@ def test_what_is_withdrawn_while_it_waits_is_not_granted() -> None:
 def test_one_whose_budget_ends_before_is_refused_at_once() -> None:
     core = core_that_lost_its_slice()
     (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 300.0), 1_010.0))
-    assert refused.code == "NoReplica"
+    assert (refused.code, refused.reason) == ("NoReplica", nothing_ready(MODEL))
+    assert refused.retry_after_ms == START_MS - 10.0, "a slice is there then"
 
 
 def test_without_a_measured_start_nothing_is_expected() -> None:
     core = core_that_lost_its_slice(has_started=False)
     (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 10_000.0), 1_010.0))
-    assert refused.code == "NoReplica"
+    assert (refused.code, refused.retry_after_ms) == ("NoReplica", None)
 
 
 @pytest.mark.parametrize("batching", DISCIPLINES)
@@ -153,6 +158,17 @@ def test_what_was_queued_when_the_slice_was_lost_waits_too(batching: str) -> Non
     assert queued > 0
 
 
+def test_what_was_queued_and_cannot_wait_so_long_hears_when_a_slice_is_there() -> None:
+    core = core_that_lost_its_slice()
+    ready(core, SECOND, 1_400.0)
+    for seq in range(6):
+        hear(core, FRONTEND, Arrivals(MODEL, seq * 8, 8, 300.0), 1_500.0)
+    sends = told(core, SliceState.LOST, 1_501.0, SECOND, "killed")
+    assert {(one.code, one.reason, one.retry_after_ms) for one in dropped(sends)} == {
+        ("NoReplica", nothing_ready(MODEL), START_MS)
+    }
+
+
 @pytest.mark.parametrize("state", [SliceState.FAILED, SliceState.STOPPED])
 def test_all_are_refused_once_no_slice_is_expected_any_more(state: SliceState) -> None:
     core = core_that_lost_its_slice()
@@ -160,6 +176,7 @@ def test_all_are_refused_once_no_slice_is_expected_any_more(state: SliceState) -
     told(core, state, 1_020.0, reason="given up")
     (refused,) = dropped([send for _, send in run_until(core, 1_020.0 + LOOK_EVERY_MS)])
     assert (refused.code, refused.runs) == ("NoReplica", (SeqRun(0, 3),))
+    assert refused.retry_after_ms is None
 
 
 def test_the_longer_a_start_takes_the_fewer_wait_for_it() -> None:
@@ -170,6 +187,7 @@ def test_the_longer_a_start_takes_the_fewer_wait_for_it() -> None:
     assert not dropped([send for _, send in run_until(core, 1_000.0 + 2 * START_MS)])
     (refused,) = dropped([send for _, send in run_until(core, 2_000.0)])
     assert (refused.code, refused.runs) == ("NoReplica", (SeqRun(0, 1),)), "it needs until 3,000 by now"
+    assert 900.0 < (refused.retry_after_ms or 0.0) <= 1_000.0
     assert not dropped([send for _, send in run_until(core, 5_900.0)])
     (refused,) = dropped([send for _, send in run_until(core, 6_100.0)])
     assert refused.runs == (SeqRun(1, 1),), "half its budget is gone"
@@ -303,3 +321,31 @@ def test_they_do_not_wait_for_ever_however_often_the_agent_says_so() -> None:
     (refused,) = dropped([send for _, send in run_until(core, 10.0 + THERE_MS + 2 * LOOK_EVERY_MS)])
     assert refused.code == "NoReplica"
     assert core.wake_at_ms is None, "nothing is left to look after"
+
+
+def absences(core: SchedulerCore, now_ms: float) -> tuple[SliceAbsence, ...]:
+    (send,) = hear(core, PeerId("operator/0"), RecordsAsked(MODEL, 1 << 52), now_ms)
+    assert isinstance(send.message, BatchesRemembered)
+    return send.message.absences
+
+
+def test_an_operator_hears_when_a_slice_was_away_and_the_reason_that_its_agent_gave() -> None:
+    core = core_that_lost_its_slice()
+    ready(core, SECOND, 1_400.0)
+    assert absences(core, 2_000.0) == (SliceAbsence(slice_id(0), "killed", 1_000.0, 600.0),)
+    core.handle(Lost(PeerId(f"{WORKER.rpartition('/')[0]}/{SECOND}"), "closed"), 3_000.0)
+    assert absences(core, 3_100.0)[1:] == (SliceAbsence(slice_id(0), "closed", 100.0),)
+    told(core, SliceState.LOST, 3_150.0, SECOND, "its worker was killed by signal 9")
+    told(core, SliceState.STARTING, 3_160.0)
+    (_, lasting) = absences(core, 3_200.0)
+    assert lasting == SliceAbsence(slice_id(0), "its worker was killed by signal 9", 200.0)
+
+
+def test_a_slice_that_drains_is_away_until_it_stays_and_one_that_never_was_ready_is_not() -> None:
+    core = core_that_lost_its_slice()
+    ready(core, SECOND, 1_400.0)
+    told(core, SliceState.DRAINING, 2_000.0, SECOND, "its node agent stops")
+    assert absences(core, 2_100.0)[1:] == (SliceAbsence(slice_id(0), "its node agent stops", 100.0),)
+    told(core, SliceState.READY, 2_200.0, SECOND)
+    assert absences(core, 2_300.0)[1:] == (SliceAbsence(slice_id(0), "its node agent stops", 300.0, 100.0),)
+    assert not absences(core_that_took_over(), 100.0)
