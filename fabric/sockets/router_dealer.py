@@ -377,7 +377,8 @@ class DealerLink(SocketLink):
                     # Who asks for a key mostly hangs up before he has said so. Of a server that has let us in before,
                     # more likely something on the way (a proxy, a tunnel) takes the connections of one that is gone.
                     self.refusal = (
-                        f"{self._connected_to} ends each connection at once: probably it asks for a key"
+                        f"{self._connected_to} ends each connection at once: probably it asks for a key, or it is the port of"
+                        " something else (a gateway, a page of metrics): `tenuto status` lists where clients connect"
                     )
                 case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS
