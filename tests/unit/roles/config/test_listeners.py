@@ -57,7 +57,7 @@ def parsed(listen: dict[str, Any], **cluster: Any) -> ClusterConfig:
 def test_two_at_one_port_are_refused(listen: dict[str, Any], cluster: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parsed({"metrics": "127.0.0.1:8110", **listen}, **cluster)
-    assert str(refused.value).startswith(reason)
+    assert str(refused.value).startswith(f"configuration: {reason}")
 
 
 @pytest.mark.parametrize(
