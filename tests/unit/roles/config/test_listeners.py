@@ -44,7 +44,7 @@ def parsed(listen: dict[str, Any], **cluster: Any) -> ClusterConfig:
         ),
         (
             {"metrics": "10.0.0.1:5550"},
-            {"schedulers": [{"host": "a"}], "frontends": [{"host": "a"}] * 6, "addresses": {"a": "10.0.0.1"}},
+            {"schedulers": [{"host": "a"}], "frontends": [{"host": "a"}], "addresses": {"a": "10.0.0.1"}},
             "cluster.schedulers[0].port: is 'tcp://10.0.0.1:5550', where scheduler-0's",
         ),
         (
