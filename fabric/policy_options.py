@@ -146,6 +146,11 @@ def brief(text: object) -> str:
     return whole if len(whole) <= 60 else f"{whole[:40]}… ({len(whole)} characters)"
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 wheel`, `2 wheels`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """How an error about an unknown name goes on: the closest known one, else all of them."""
     names = list(known)

@@ -15,6 +15,7 @@ from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import SliceReport
+from fabric.policy_options import counted
 from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
@@ -122,7 +123,9 @@ def down(*, is_dry: bool, run_dir_option: Path | None) -> None:
         if is_dry:
             tell_processes(home.path, "end")
             return
+        roles = [process for process in processes_in(home.path) if process.alive]
         stop_running(home.path)
+        click.echo(f"{counted(len(roles), 'role')} ended", err=True)
     finally:
         home.remove()
 

@@ -15,7 +15,7 @@ from deploy.ssh.on_host.logs import LogReader
 from fabric.clock import WallClock
 from fabric.errors import FabricError, PeerLost
 from fabric.policy_options import suggestion
-from roles.cli.options import chosen_run_dir, run_dir_flag
+from roles.cli.options import chosen_run_dir, remark, run_dir_flag
 from roles.runtime.run_directory import LOG_FILE, is_claimed
 from roles.runtime.running_cluster import processes_in
 
@@ -32,16 +32,19 @@ _SUPERVISOR: Final = "up"
 @click.option("--since", "since_ms", type=Ago(), help="No older lines: 90s, 10m, 2h, 1d.")
 @run_dir_flag
 def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Path | None) -> None:
-    """Print what the roles of this host's cluster say, of one that runs in the background.
+    """Print what the roles of this host's cluster say, of one that runs in the background, or did until it was killed.
 
     The processes of several hosts: tenuto deploy logs.
     """
     home = chosen_run_dir(run_dir_option)
     try:
-        if not home.path.is_dir() or not is_claimed(home.path):
-            raise PeerLost(f"no cluster runs in {home.path}")
+        is_running = home.path.is_dir() and is_claimed(home.path)
         if not (home.path / LOG_FILE).exists():
+            if not is_running:
+                raise PeerLost(f"no cluster runs in {home.path}")
             raise FabricError("this cluster was started without --detach: its roles speak in that terminal")
+        if not is_running:
+            remark([f"no cluster runs in {home.path} any more; this is what the last one said"])
         if role:
             _require_role(role, home.path)
         since = 0.0 if since_ms is None else WallClock().now_ms() - since_ms

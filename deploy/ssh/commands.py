@@ -16,8 +16,9 @@ from deploy.k8s.commands import k8s
 from deploy.ssh.deployed_cluster import Say
 from deploy.ssh.operations import logs, run, status
 from deploy.ssh.shell import Deployment, Result, exit_code_of
-from deploy.ssh.steps import Plan, counted
+from deploy.ssh.steps import Plan
 from fabric.errors import FabricError, PeerLost
+from fabric.policy_options import counted
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import file_argument, json_option

@@ -20,7 +20,6 @@ from deploy.ssh.steps import (
     Plan,
     SentFile,
     Step,
-    counted,
     in_order,
     megabytes,
     role_script,
@@ -28,6 +27,7 @@ from deploy.ssh.steps import (
 )
 from fabric.ids import role_id_of_node
 from fabric.keys import TRUSTED_FILE
+from fabric.policy_options import counted
 from roles.config.hosts import DeployConfig
 
 

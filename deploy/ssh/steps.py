@@ -187,11 +187,6 @@ def start_step(
     return Step(host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
 
 
-def counted(number: int, thing: str) -> str:
-    """`1 wheel`, `2 wheels`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def megabytes(size: float) -> str:
     """`1.5 MB`."""
     return f"{size / 1e6:,.1f} MB" if size < 1e8 else f"{size / 1e6:,.0f} MB"

@@ -374,10 +374,10 @@ class DealerLink(SocketLink):
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
                 case _ if self._guard is None and self._failures >= _FAILURES_TOLD and not self._was_let_in:
-                    # Who asks for a key mostly hangs up before he has said so. Of a server that has let us in before,
-                    # more likely something on the way (a proxy, a tunnel) takes the connections of one that is gone.
+                    # Who asks for a key mostly hangs up before he says so. One that let us in is more likely gone, behind a proxy.
                     self.refusal = (
-                        f"{self._connected_to} ends each connection at once: probably it asks for a key"
+                        f"{self._connected_to} ends each connection at once: probably it asks for a key, or it is the port of"
+                        " something else (a gateway, a page of metrics): `tenuto status` lists where clients connect"
                     )
                 case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS

@@ -113,7 +113,7 @@ def _summary(rows: Sequence[Compared]) -> Table:
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("placement", overflow="fold")
     table.add_column("batching", overflow="fold")
-    for column in ("offered", "good", "worst %", "expected", "GPUs", "per hour"):
+    for column in ("offered", "good", "least good %", "expected", "GPUs", "per hour"):
         table.add_column(column, justify="right", no_wrap=True)
     for number, row in enumerate(rows, start=1):
         worst, expected = (

@@ -11,6 +11,7 @@ from fabric.errors import FabricError, PeerLost
 from fabric.messages import SliceState, StatusListed
 from roles.cli.json_output import echo_json
 from roles.cli.options import chosen_run_dir, json_option, run_dir_flag
+from roles.runtime.run_directory import is_claimed
 from roles.runtime.running_cluster import ProcessReport, processes_in
 
 _ANSWER_LIMIT_MS = 2_000.0
@@ -22,20 +23,24 @@ _IN_ORDER = (SliceState.READY, SliceState.DRAINING, SliceState.STOPPED)
 @run_dir_flag
 @json_option
 def health(*, is_live: bool, run_dir_option: Path | None, as_json: bool) -> None:
-    """Say whether every role of this run directory answers and is ready; exit 1 when one is not, 5 when there is none.
+    """Say whether every role of this run directory answers and is ready; exit 1 when one is not, 5 when none runs.
 
     Ready is a frontend that the active scheduler knows, a scheduler that is active or stands by, and a node agent whose
     slices all serve.
     """
     home = chosen_run_dir(run_dir_option)
     try:
-        found = {process.role_id: _trouble(process, is_live=is_live) for process in processes_in(home.path)}
+        processes = processes_in(home.path)
+        found = {process.role_id: _trouble(process, is_live=is_live) for process in processes}
+        # A supervisor starts again what has died.
+        is_there = any(process.alive for process in processes) or (bool(found) and is_claimed(home.path))
     finally:
         home.remove()
-    if not found:
-        raise PeerLost(f"no role runs in {home.path}")
-    if as_json:
+    if as_json and found:
         echo_json({role_id: {"ready": not reason, "reason": reason} for role_id, reason in found.items()})
+    if not is_there:
+        gone = f" any more: {', '.join(found)} {'is' if len(found) == 1 else 'are'} gone" if found else ""
+        raise PeerLost(f"no role runs in {home.path}{gone}")
     unready = [f"{role_id} {reason}" for role_id, reason in found.items() if reason]
     if unready:
         raise FabricError("; ".join(unready))

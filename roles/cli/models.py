@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -23,7 +23,7 @@ from fabric.messages import (
     RoleDrain,
     RoleDrainDryRun,
 )
-from fabric.policy_options import brief, shown
+from fabric.policy_options import brief, counted, shown
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import BUDGET_MS, RATE_RPS, IntRange, chosen_run_dir
 from roles.cli.plan_changes import (
@@ -49,6 +49,9 @@ from roles.runtime.model_move import STEPS_MAX, Refuse, next_step
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, having, roomiest, shards_of
 from roles.runtime.shard_reports import combined, merged
+
+_ROLE: Final = re.compile(r"(frontend|gateway|scheduler)-[0-9]+|node-.+")
+"""Of `tenuto up`, that can be drained."""
 
 
 @click.group(cls=WholeHelpGroup)
@@ -96,7 +99,8 @@ def add(
             parts.setdefault(coming[-1], []).append(section)
         return {own: partial(_models_add, json.dumps(part)) for own, part in parts.items()}
 
-    carry_out(added, cluster, as_json=as_json, is_dry=is_dry)
+    what = f"{', '.join(brief(section['name']) for section in sections)} added"
+    carry_out(added, cluster, what=what, as_json=as_json, is_dry=is_dry)
 
 
 @models.command()
@@ -113,7 +117,8 @@ def remove(*, names: tuple[str, ...], cluster: Cluster, is_dry: bool, as_json: b
                 parts.setdefault(own, []).append(ModelId(name))
         return {own: partial(_models_remove, tuple(ids)) for own, ids in parts.items()}
 
-    carry_out(removed, cluster, as_json=as_json, is_dry=is_dry)
+    what = f"{', '.join(map(brief, dict.fromkeys(names)))} removed"
+    carry_out(removed, cluster, what=what, as_json=as_json, is_dry=is_dry)
 
 
 @models.command()
@@ -162,7 +167,11 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
     if not answers:
         click.echo(is_there, err=True)
     if answers or as_json:
-        show(combined(answers or [Changed(0, "ok")]), as_json=as_json)
+        show(
+            combined(answers or [Changed(0, "ok")]),
+            what=f"{brief(name)} moved to shard {target}",
+            as_json=as_json,
+        )
 
 
 @models.command("set")
@@ -184,7 +193,9 @@ def set_(
             for own in having(ModelId(name), schedulers)
         }
 
-    carry_out(changed, cluster, as_json=as_json, is_dry=is_dry)
+    given = {"slo_ms": slo_ms, "rate_rps": rate_rps}
+    told = ", ".join(f"{key} {shown(value)}" for key, value in given.items() if value is not None)
+    carry_out(changed, cluster, what=f"{brief(name)}: {told}", as_json=as_json, is_dry=is_dry)
 
 
 @click.command()
@@ -215,7 +226,15 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, is_dry: bool, as_json:
             own: lambda no: DrainAsked(no, node_id, local, is_back) for own in having or [*schedulers][:1]
         }
 
-    carry_out(drained, cluster, as_json=as_json, is_dry=is_dry)
+    what = f"{brief(where)} {'is used again' if is_back else 'drained'}"
+    try:
+        carry_out(drained, cluster, what=what, as_json=as_json, is_dry=is_dry)
+    except ConfigError as error:
+        if cluster.address or not str(error).startswith("UnknownGpu: ") or str(error).endswith("?"):
+            raise
+        # A scheduler knows hardware only; what is no node may be meant as a role.
+        roles = [one.role_id for one in processes_of(cluster) if _ROLE.fullmatch(one.role_id)]
+        raise ConfigError(", ".join([str(error), *roles])) from error
 
 
 def _is_role(where: str, cluster: Cluster) -> bool:
@@ -225,7 +244,7 @@ def _is_role(where: str, cluster: Cluster) -> bool:
     with schedulers_of(cluster) as (schedulers, _):
         gpus = [gpu for one in schedulers.values() for gpu in one.status.gpus]
     is_node = any(where == report.node_id for report in gpus)
-    return not is_node and bool(re.fullmatch(r"(frontend|gateway|scheduler)-[0-9]+|node-.+", where))
+    return not is_node and bool(_ROLE.fullmatch(where))
 
 
 def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, as_json: bool) -> None:
@@ -245,7 +264,7 @@ def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, 
         verb = "start" if is_back else "drain and end"
         click.echo(f"nothing was done; this would {verb} the role {role_id}", err=True)
     elif answer.status != "refused":
-        click.echo(f"{answer.started} roles started, {answer.ended} ended", err=True)
+        click.echo(f"{counted(answer.started, 'role')} started, {answer.ended} ended", err=True)
     raise_refusal(answer)
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.keys import Keyring
 from fabric.messages import Changed, PlanChange
-from fabric.policy_options import brief
+from fabric.policy_options import brief, counted
 from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
@@ -120,10 +120,14 @@ def carry_out(
     asked: Callable[[Mapping[int, ActiveScheduler]], Mapping[int, Change]],
     cluster: Cluster,
     *,
+    what: str = "",
     as_json: bool,
     is_dry: bool = False,
 ) -> None:
-    """Ask each shard for its part of a change, one after the other, and say what became of all, or would."""
+    """Ask each shard for its part of a change, one after the other, and say what became of all, or would.
+
+    `what`: the change as its result is told, such as `vgg16 removed`.
+    """
     with schedulers_of(cluster) as (schedulers, keyring):
         answers = [
             ask_change(
@@ -133,17 +137,18 @@ def carry_out(
             )
             for own, change in asked(schedulers).items()
         ]
-    show(combined(answers), as_json=as_json, is_dry=is_dry)
+    show(combined(answers), what=what, as_json=as_json, is_dry=is_dry)
 
 
-def show(answer: Changed, *, as_json: bool, is_dry: bool = False) -> None:
+def show(answer: Changed, *, what: str = "", as_json: bool, is_dry: bool = False) -> None:
     """Print it. Raises, or ends the command, unless all went well."""
     if as_json:
         echo_json({**plain_answer(answer), **({"dry_run": True} if is_dry else {})})
     elif answer.status in ("ok", "partial"):
         click.echo(
-            f"{'nothing was done; this would be: ' if is_dry else ''}{answer.started} slices started, {answer.ended} ended, {answer.changed} serve on with other models,"
-            f" {answer.kept} not touched",
+            f"{'nothing was done; this would be: ' if is_dry else ''}{f'{what}; ' if what else ''}"
+            f"{counted(answer.started, 'slice')} started, {answer.ended} ended,"
+            f" {answer.changed} serve on with other models, {answer.kept} not touched",
             err=True,
         )
         for one in answer.unplaced:

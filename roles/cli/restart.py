@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 
+from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError, PeerLost
-from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrainDryRun
+from fabric.ids import SCHEDULER_PREFIX, ModelId, NodeId, role_id_of_node
+from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrainDryRun, SliceReport, SliceState
+from fabric.policy_options import counted
 from roles.cli.json_output import echo_json
-from roles.cli.options import chosen_run_dir, json_option, run_dir_flag
+from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
+from roles.runtime.core import SCHEDULER
 from roles.runtime.environment import RunDir
 from roles.runtime.operator_request import ANSWER_LIMIT_MS, NotAnswered, ask_change, new_request_no
 from roles.runtime.run_directory import UP_SOCKET, is_claimed
-from roles.runtime.running_cluster import processes_in
+from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
 DRY_RUN_LIMIT_MS: Final = 6_000.0
 """It is answered at once by who knows the question. Longer than the silence of one who is gone (5 s), which is told as that."""
@@ -24,7 +30,12 @@ RESTART_LIMIT_MS: Final = 240_000.0
 
 
 @click.command()
-@click.option("--rolling", is_flag=True, required=True, help="One role at a time; clients notice nothing.")
+@click.option(
+    "--rolling",
+    is_flag=True,
+    required=True,
+    help="One role at a time; clients notice nothing where another of each role stands in.",
+)
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only say which processes would be restarted.")
 @run_dir_flag
 @json_option
@@ -32,17 +43,22 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
     """Restart every process of this host's cluster: node agents, frontends, then the scheduler.
 
     Each ends when it has finished what it has, and the next one waits until it is as healthy as before. Exit 1 at the
-    first that does not come back; the others are not touched then.
+    first that does not come back; the others are not touched then. Models that one node alone serves are away while that
+    node's agent restarts: they are named before it begins.
     """
     assert rolling, "required"
     home = chosen_run_dir(run_dir_option)
     if is_dry:
         try:
-            tell_processes(home.path, "restart", as_json=as_json)
+            require_running(home.path)
+            away = _tell_away(home.path)
+            tell_processes(home.path, "restart", as_json=as_json, away=away)
         finally:
             home.remove()
         return
     try:
+        require_running(home.path)
+        away = _tell_away(home.path)
         limit_ms = RESTART_LIMIT_MS * max(1, len(processes_in(home.path)))
         answer = ask_supervisor(home.path, RestartRoles(new_request_no()), limit_ms)
     finally:
@@ -54,20 +70,55 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
                 "code": answer.code,
                 "reason": answer.reason,
                 "restarted": answer.started,
+                "away": away,
             }
         )
     elif answer.status != "refused":
-        click.echo(f"{answer.started} roles restarted", err=True)
+        click.echo(f"{counted(answer.started, 'role')} restarted", err=True)
     raise_refusal(answer)
 
 
-def tell_processes(run_dir: Path, verb: str, *, as_json: bool = False) -> None:
-    """What would happen to the processes that `tenuto up` keeps there. Raises PeerLost where none runs."""
+def on_one_node(slices: Iterable[SliceReport]) -> dict[ModelId, NodeId]:
+    """The models whose ready slices are all on one node, with that."""
+    nodes: dict[ModelId, set[NodeId]] = {}
+    for one in slices:
+        if one.state == SliceState.READY:
+            for model_id in one.models:
+                nodes.setdefault(model_id, set()).add(NodeId(one.slice_id.partition("/")[0]))
+    return {model_id: where.pop() for model_id, where in nodes.items() if len(where) == 1}
+
+
+def _tell_away(run_dir: Path) -> list[ModelId]:
+    """Name the models that a restart takes away for a while. A scheduler that does not answer at once is not waited for."""
+    alive = [process for process in processes_in(run_dir) if process.alive]
+    agents = {process.role_id for process in alive}
+    slices: list[SliceReport] = []
+    for process in alive:
+        if process.role_id.startswith(SCHEDULER_PREFIX) and process.addresses.get("control"):
+            with contextlib.suppress(PeerLost):
+                status = ask_status(process.addresses["control"], ROLE_LIMIT_MS, server=SCHEDULER)
+                slices += status.slices if is_active(status) else ()
+    away = {name: node for name, node in on_one_node(slices).items() if role_id_of_node(node) in agents}
+    for node in dict.fromkeys(away.values()):
+        names = ", ".join(name for name in away if away[name] == node)
+        remark([f"only node {node} serves {names}: requests for them fail while its agent restarts"])
+    return list(away)
+
+
+def require_running(run_dir: Path) -> None:
+    """Raises PeerLost where no `tenuto up` runs."""
     if not run_dir.is_dir() or not is_claimed(run_dir):
         raise PeerLost(f"no cluster runs in {run_dir}")
+
+
+def tell_processes(
+    run_dir: Path, verb: str, *, as_json: bool = False, away: Sequence[ModelId] | None = None
+) -> None:
+    """What would happen to the processes that `tenuto up` keeps there, and to models. Raises PeerLost where none runs."""
+    require_running(run_dir)
     roles = [process.role_id for process in processes_in(run_dir) if process.alive]
     if as_json:
-        echo_json({"dry_run": True, "roles": roles})
+        echo_json({"dry_run": True, "roles": roles, **({} if away is None else {"away": away})})
     else:
         click.echo(f"nothing was done; this would {verb} {', '.join(roles)}", err=True)
 
@@ -91,8 +142,7 @@ def ask_what_supervisor_would_answer(
 
 
 def _where_supervisor_listens(run_dir: Path) -> list[str]:
-    if not run_dir.is_dir() or not is_claimed(run_dir):
-        raise PeerLost(f"no cluster runs in {run_dir}")
+    require_running(run_dir)
     return [RunDir(run_dir).ipc_address(UP_SOCKET)]
 
 

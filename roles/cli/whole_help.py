@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 SENTENCE_CHARS_MAX = 1_000
+MEANT: Final = {
+    **dict.fromkeys(
+        ("check", "validate", "lint"),
+        "`tenuto plan FILE` checks a file, `tenuto doctor` a host, `tenuto health` what runs here",
+    ),
+    **dict.fromkeys(("start", "run", "serve"), "`tenuto up FILE` starts a cluster"),
+    **dict.fromkeys(("stop", "kill"), "`tenuto down` ends a cluster"),
+    **dict.fromkeys(("ps", "list", "ls"), "`tenuto status` shows what runs"),
+}
+"""What others call what we have by another name, and where it is; none of these is a command of ours."""
 
 
 class WholeHelpGroup(click.Group):
@@ -20,7 +32,10 @@ class WholeHelpGroup(click.Group):
             # Not before: whether it is our `fabric` that is imported is asked first.
             from fabric.policy_options import suggestion  # noqa: PLC0415
 
-            closest = suggestion(args[0], self.list_commands(ctx))
+            meant = MEANT.get(args[0], "")
+            closest = (
+                f"; {meant}" if meant and ctx.parent is None else suggestion(args[0], self.list_commands(ctx))
+            )
             raise click.UsageError(f"{error.message.rstrip('.')}{closest}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -142,7 +142,8 @@ def translated(
     if of_key:
         key = next(key for key in value if type(key).__name__ not in words)
         return f"{path}: has the key {shown(key)}; a key must be {right}: write it in quotes"
-    return f"{path}: is {shown(value)}; it must be {right}"
+    quoted = ": write it in quotes" if right == "text" and type(value) in (int, float) else ""
+    return f"{path}: is {shown(value)}; it must be {right}{quoted}"
 
 
 def _steps(found: Sequence[tuple[str, str]], document: Any, is_same: Callable[[Any], bool]) -> list[Hashable]:

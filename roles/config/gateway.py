@@ -54,8 +54,6 @@ def checked_gateway(section: GatewaySection | None, listen: ListenSection, base_
     for key, value in (("http", http), ("grpc", grpc)):
         if value is not None:
             check_listener(value, f"listen.{key}", has_token=section.token_file is not None)
-    if http is not None and http == grpc and not http.endswith(":0"):
-        raise ConfigError(f"listen.grpc: is {shown(grpc)}, where listen.http is")
     if (section.tls_certificate is None) != (section.tls_key is None):
         raise ConfigError("cluster.gateway: must have both of tls_certificate and tls_key, or neither")
     whole(section.request_mb, "cluster.gateway.request_mb", 1, REQUEST_MB_MAX)

@@ -46,6 +46,7 @@ from roles.config.cluster import (
 from roles.config.documents import read_document
 from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
+from roles.config.metrics_pages import check_listeners
 from roles.config.model_profiles import on_types, read_profiles
 from roles.config.models import check_head_names, checked_arrival, checked_model, require_idempotent
 from roles.config.nodes import checked_nodes
@@ -191,7 +192,7 @@ def _cluster_config(
     is_client_written = "client" in (document.get("listen") or {})
     models = models_in_shards(models, [section.shard for section in read.models], nodes, read.cluster.shards)
     places = checked_places(read.cluster, nodes[0].host, listen.client if is_client_written else None)
-    return ClusterConfig(
+    config = ClusterConfig(
         models=models,
         nodes=nodes,
         batching=batching_choice,
@@ -227,6 +228,8 @@ def _cluster_config(
             ),
         ),
     )
+    check_listeners(config)
+    return config
 
 
 def _heartbeats(section: HeartbeatSection) -> HeartbeatTiming:

@@ -18,6 +18,7 @@ from fabric.errors import Internal, InvalidInput, ModelNotFound, TooLarge
 from fabric.limits import DURATION_MAX_MS
 from fabric.link import Tensor
 from fabric.messages import PRIORITY_MAX, ModelInfo
+from fabric.policy_options import shown
 from roles.gateway.failures import Unsupported
 from roles.gateway.tensors import Elements
 
@@ -77,7 +78,7 @@ class Rows:
 def check_version(model: str, version: str) -> None:
     """Raises ModelNotFound for another version than the one there is."""
     if version not in ("", VERSION):
-        raise ModelNotFound(f"model {model!r:.100} has the version {VERSION} only, not {version!r:.20}")
+        raise ModelNotFound(f"model {shown(model)} has the version {VERSION} only, not {shown(version)}")
 
 
 def budget_of(parameters: Parameters) -> float | None:
@@ -102,7 +103,7 @@ def priority_of(parameters: Parameters) -> int | None:
         return None
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
         raise InvalidInput(
-            f"a priority of {asked!r:.40}; it must be 1 (the highest) and more, or 0 for the model's own"
+            f"a priority of {shown(asked)}; it must be 1 (the highest) and more, or 0 for the model's own"
         )
     return None if asked == 0 else _PRIORITY_LOWEST - min(asked, _PRIORITY_LOWEST)
 
@@ -117,11 +118,11 @@ def check_tensor_parameters(name: str, parameters: Parameters) -> None:
     """The same for those of one tensor."""
     if "shared_memory_region" in parameters:
         raise Unsupported(
-            f"there are no shared memory regions here, as {name!r:.60} has one: send the tensor, or use the SDK on the same host"
+            f"there are no shared memory regions here, as {shown(name)} has one: send the tensor, or use the SDK on the same host"
         )
     if parameters.get("classification"):
         raise Unsupported(
-            f"there is no classification extension here, as asked for {name!r:.60}: a model's top_k does it on the device"
+            f"there is no classification extension here, as asked for {shown(name)}: a model's top_k does it on the device"
         )
 
 
@@ -167,7 +168,7 @@ def check_outputs(inference: Inference, known: Sequence[str]) -> None:
     for one in inference.outputs:
         if one.name not in known:
             raise InvalidInput(
-                f"model {inference.model!r:.100} has no output {one.name!r:.60}; it has {', '.join(known)[:200] or 'none'}"
+                f"model {shown(inference.model)} has no output {shown(one.name)}; it has {', '.join(known)[:200] or 'none'}"
             )
 
 
@@ -208,7 +209,7 @@ def _file(one: InputTensor, at: int) -> Tensor:
 
 def _not_one_file(one: InputTensor, count: int) -> InvalidInput:
     return InvalidInput(
-        f"input {one.name!r:.60} has {count} elements of BYTES; a request takes one, such as a picture's file:"
+        f"input {shown(one.name)} has {count} elements of BYTES; a request takes one, such as a picture's file:"
         " shape [1], or [rows, 1] for every input of a model that says what it takes"
     )
 
@@ -218,5 +219,5 @@ def _number(parameters: Parameters, name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _NUMBER_MAX:
-        raise InvalidInput(f"{name} is {value!r:.40}; it must be {_DURATIONS[name]}")
+        raise InvalidInput(f"{name} is {shown(value)}; it must be {_DURATIONS[name]}")
     return float(value)

@@ -19,6 +19,7 @@ from typing import Any, Final
 from fabric.errors import ConfigError, FabricError, InvalidInput, ModelNotFound, Overloaded
 from fabric.ids import ModelId
 from fabric.messages import Changed, ModelsAdd, ModelsRemove, PlanChange
+from fabric.policy_options import shown
 from roles.config.read_config import parse_config
 from roles.gateway.failures import Refused, Unsupported
 from roles.runtime.operator_request import ask_change, new_request_no
@@ -53,12 +54,12 @@ class Repository:
         self._require_open()
         for key in parameters:
             if key != "config":
-                raise Unsupported(f"load does not know the parameter {key!r:.60}; there is config")
+                raise Unsupported(f"load does not know the parameter {shown(key)}; there is config")
         section = self._section(name, parameters.get("config"))
         if name not in served:
             await self._carry_out(lambda number: ModelsAdd(number, json.dumps([section])))
         elif "config" in parameters:
-            raise Refused(f"model {name!r:.100} is served; unload it before it is loaded with another config")
+            raise Refused(f"model {shown(name)} is served; unload it before it is loaded with another config")
 
     async def unload(self, name: str, served: Collection[str]) -> None:
         """Serve it no more. Raises Refused, ModelNotFound."""
@@ -67,7 +68,7 @@ class Repository:
             model_id = ModelId(name)
             await self._carry_out(lambda number: ModelsRemove(number, (model_id,)), partial(having, model_id))
         elif name not in self._sections:
-            raise ModelNotFound(f"no model {name!r:.100} is served")
+            raise ModelNotFound(f"no model {shown(name)} is served")
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -80,7 +81,7 @@ class Repository:
             section = self._sections.get(name)
             if section is None:
                 raise ModelNotFound(
-                    f"model {name!r:.100} is not in the cluster's file; give the parameter config, a section of models as JSON"
+                    f"model {shown(name)} is not in the cluster's file; give the parameter config, a section of models as JSON"
                 )
             return section
         try:
@@ -90,7 +91,7 @@ class Repository:
         if not isinstance(section, dict):
             raise InvalidInput("config must be a text: JSON with a section as in the file's models")
         if section.setdefault("name", name) != name:
-            raise InvalidInput(f"config is of {section['name']!r:.100}, and {name!r:.100} is to be loaded")
+            raise InvalidInput(f"config is of {shown(section['name'])}, and {shown(name)} is to be loaded")
         try:
             parse_config({"models": [section], "cluster": {"gpus": 1}}, self._base_dir, source="config")
         except FabricError as error:

@@ -17,6 +17,7 @@ from fabric.clock import Clock, WallClock
 from fabric.errors import Cancelled, DeadlineExceeded, FabricError, ModelNotFound, PeerLost, RequestError
 from fabric.ids import ModelId
 from fabric.messages import ModelInfo
+from fabric.policy_options import shown
 from roles.gateway.failures import Failure, failure_of
 from roles.gateway.inference import Inference, Rows
 from roles.gateway.statistics import Statistics
@@ -124,7 +125,7 @@ class Service:
         """As a frontend says now. Raises ModelNotFound, PeerLost."""
         info = (await self.models()).get(ModelId(name))
         if info is None:
-            raise ModelNotFound(f"no model {name!r:.100} is served")
+            raise ModelNotFound(f"no model {shown(name)} is served")
         return info
 
     async def _listed(self) -> Mapping[ModelId, ModelInfo]:

@@ -15,6 +15,7 @@ import numpy as np
 from fabric.errors import Internal, InvalidInput
 from fabric.link import Tensor
 from fabric.messages import RANK_MAX
+from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 
 BYTES: Final = "BYTES"
@@ -62,7 +63,7 @@ def count_of(name: str, shape: Sequence[int]) -> int:
     size = math.prod(max(1, length) for length in shape)
     if len(shape) > RANK_MAX or any(length < 0 for length in shape) or size > _ELEMENTS_MAX:
         raise InvalidInput(
-            f"input {name!r:.60} has the shape {_shown(list(shape))}; it must be at most {RANK_MAX} lengths of 0 and more,"
+            f"input {shown(name)} has the shape {_shown(list(shape))}; it must be at most {RANK_MAX} lengths of 0 and more,"
             f" and of {_ELEMENTS_MAX} elements"
         )
     return math.prod(shape)
@@ -76,7 +77,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], raw: memoryview) ->
     dtype = _RAW_BF16 if datatype == BF16 else _numpy_dtype(name, datatype)
     if len(raw) != count * dtype.itemsize:
         raise InvalidInput(
-            f"input {name!r:.60} has {len(raw)} bytes; {datatype} {_shown(list(shape))} takes {count * dtype.itemsize}"
+            f"input {shown(name)} has {len(raw)} bytes; {datatype} {_shown(list(shape))} takes {count * dtype.itemsize}"
         )
     array: Tensor = np.ndarray(tuple(shape), dtype, buffer=raw) if count else np.empty(tuple(shape), dtype)
     return _widened(array) if datatype == BF16 else array
@@ -86,16 +87,16 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> 
     """What JSON says: a list of values in C order, or lists in lists as the shape is. Raises InvalidInput."""
     count = count_of(name, shape)
     if datatype == BF16:
-        raise InvalidInput(f"input {name!r:.60} is BF16, which goes as binary data only")
+        raise InvalidInput(f"input {shown(name)} is BF16, which goes as binary data only")
     if not isinstance(values, list):
-        raise InvalidInput(f"input {name!r:.60} has no data: give a list, or binary data")
+        raise InvalidInput(f"input {shown(name)} has no data: give a list, or binary data")
     if datatype == BYTES:
         return _texts(name, count, values)
     array = numbers(name, values, _numpy_dtype(name, datatype))
     if array.size != count or (array.ndim > 1 and array.shape != tuple(shape)):
         said = f"its shape {_shown(list(shape))} takes {count}"
         found = f"in the shape {_shown(list(array.shape))}" if array.ndim > 1 else "in a list"
-        raise InvalidInput(f"input {name!r:.60} has {array.size} elements {found}; {said}")
+        raise InvalidInput(f"input {shown(name)} has {array.size} elements {found}; {said}")
     return array.reshape(tuple(shape))
 
 
@@ -108,7 +109,7 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
         found = np.asarray(values)
     except (ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(
-            f"input {name!r:.60} is not an array: it has lists of different lengths, or too deep ones"
+            f"input {shown(name)} is not an array: it has lists of different lengths, or too deep ones"
         ) from error
     wanted = dtype.kind
     if found.dtype.kind == "O" and wanted == "f":
@@ -118,7 +119,7 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
     allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}.get(wanted, "")
     if found.size and found.dtype.kind not in allowed:
         raise InvalidInput(
-            f"input {name!r:.60} holds {_HELD.get(found.dtype.kind, 'values of several kinds')};"
+            f"input {shown(name)} holds {_HELD.get(found.dtype.kind, 'values of several kinds')};"
             f" it must hold {_TAKEN[wanted]}, as {_named(dtype)}"
         )
     if wanted in "iu" and found.size:
@@ -126,13 +127,13 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
         low, high = int(found.min()), int(found.max())
         if low < limits.min or high > limits.max:
             raise InvalidInput(
-                f"input {name!r:.60} goes from {low} to {high}; {_named(dtype)} takes {limits.min} to {limits.max}"
+                f"input {shown(name)} goes from {low} to {high}; {_named(dtype)} takes {limits.min} to {limits.max}"
             )
     try:
         with np.errstate(over="raise"):
             return found.astype(dtype)
     except FloatingPointError as error:
-        raise InvalidInput(f"input {name!r:.60} holds a number over the range of {_named(dtype)}") from error
+        raise InvalidInput(f"input {shown(name)} holds a number over the range of {_named(dtype)}") from error
 
 
 def to_raw(array: Tensor) -> memoryview:
@@ -156,7 +157,7 @@ def _numpy_dtype(name: str, datatype: str) -> np.dtype[np.generic]:
     dtype = _NUMPY.get(datatype)
     if dtype is None:
         known = ", ".join((*_NUMPY, BF16, BYTES))
-        raise InvalidInput(f"input {name!r:.60} has the datatype {datatype!r:.60}; there are {known}")
+        raise InvalidInput(f"input {shown(name)} has the datatype {shown(datatype)}; there are {known}")
     return dtype
 
 
@@ -172,11 +173,13 @@ def _widened(raw: Tensor) -> Tensor:
 
 def _with_nulls(name: str, found: Tensor) -> Tensor:
     if not all(one is None or type(one) in (int, float) for one in found.reshape(-1).tolist()):
-        raise InvalidInput(f"input {name!r:.60} holds values of several kinds; it must hold numbers, or null")
+        raise InvalidInput(
+            f"input {shown(name)} holds values of several kinds; it must hold numbers, or null"
+        )
     try:
         return found.astype(np.float64)
     except OverflowError as error:
-        raise InvalidInput(f"input {name!r:.60} holds a number over the range of float64") from error
+        raise InvalidInput(f"input {shown(name)} holds a number over the range of float64") from error
 
 
 def _whole_numbers(values: Any, found: Tensor) -> Tensor:
@@ -194,19 +197,19 @@ def _whole_numbers(values: Any, found: Tensor) -> Tensor:
 
 def _elements(name: str, count: int, raw: memoryview) -> Elements:
     if count > len(raw) // _LENGTH_BYTES:
-        raise InvalidInput(f"input {name!r:.60} has {len(raw)} bytes, too few for {count} elements of BYTES")
+        raise InvalidInput(f"input {shown(name)} has {len(raw)} bytes, too few for {count} elements of BYTES")
     found = []
     at = 0
     for _ in range(count):
         ends_at = at + _LENGTH_BYTES
         ends_at += int.from_bytes(raw[at:ends_at], "little")
         if ends_at > len(raw) or at + _LENGTH_BYTES > len(raw):
-            raise InvalidInput(f"input {name!r:.60} ends within an element of BYTES")
+            raise InvalidInput(f"input {shown(name)} ends within an element of BYTES")
         found.append(bytes(raw[at + _LENGTH_BYTES : ends_at]))
         at = ends_at
     if at != len(raw):
         raise InvalidInput(
-            f"input {name!r:.60} has {len(raw) - at} bytes after its {count} elements of BYTES"
+            f"input {shown(name)} has {len(raw) - at} bytes after its {count} elements of BYTES"
         )
     return tuple(found)
 
@@ -218,9 +221,9 @@ def _texts(name: str, count: int, values: list[Any]) -> Elements:
             break
         flat = [inner for one in flat for inner in (one if isinstance(one, list) else [one])]
     if not all(isinstance(one, str) for one in flat):
-        raise InvalidInput(f"input {name!r:.60} is BYTES; in JSON its elements are texts")
+        raise InvalidInput(f"input {shown(name)} is BYTES; in JSON its elements are texts")
     if len(flat) != count:
-        raise InvalidInput(f"input {name!r:.60} has {len(flat)} elements; its shape says {count}")
+        raise InvalidInput(f"input {shown(name)} has {len(flat)} elements; its shape says {count}")
     return tuple(one.encode() for one in flat)
 
 

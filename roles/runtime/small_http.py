@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,9 @@ class SmallHttpServer:
             )
         except OSError as error:
             self.loop.close()
-            raise ConfigError(f"{purpose} at {address}: {error.strerror}") from error
+            # asyncio puts a sentence of its own, with the address, around the reason; below 0: no such host.
+            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            raise ConfigError(f"{purpose} at {address}: {reason}") from error
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -286,6 +286,10 @@ def test_codes_retries_and_traces(one: GatewayProcess) -> None:
     assert "gpu;dur=1.500" in headers["server-timing"]
     assert one.ask("GET", "/v2/nix")[0] == 404
     assert one.ask("PUT", "/v2/models/echo/infer", b"{}")[0] == 405
+    assert one.ask("POST", "/v2/models/echo/infer", b"{}")[0] == 400
+    for path in ("/v2/models/nix/infer", "/v1/models/nix:predict"):  # that is said first
+        status, document, headers = one.ask("POST", path, b"{}", {"traceparent": trace})
+        assert (status, document["code"], headers["traceparent"]) == (404, "ModelNotFound", trace)
     assert one.ask("GET", "/v2/models/%ff/ready")[0] == 404
     assert one.ask("HEAD", "/v2/models/echo") == (200, b"", {**one.ask("HEAD", "/v2/models/echo")[2]})
 

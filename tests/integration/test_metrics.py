@@ -241,8 +241,11 @@ def test_the_loop_is_asked_at_most_five_times_a_second() -> None:
 
 
 def test_an_address_in_use_is_a_configuration_error() -> None:
-    with serving() as opened, pytest.raises(ConfigError, match="cannot serve metrics at"):
-        MetricsServer(opened.address, "frontend-1")
+    with serving() as opened:
+        with pytest.raises(ConfigError) as refused:
+            MetricsServer(opened.address, "frontend-1")
+        where = f"listen.metrics: the page of metrics cannot be served at {opened.address}"
+        assert str(refused.value) == f"{where}: Address already in use"
 
 
 def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:

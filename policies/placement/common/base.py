@@ -167,7 +167,7 @@ def cannot_host(
     if not gpu.is_emulated:
         return None if model.has_loader else f"it has no loader for a {gpu.device} device"
     if model.has_loader and has_real_gpus:
-        return "it has a loader, and there are real devices"
+        return "it has a loader, so it is for the real devices that there are"
     profile = profiles.get((model.model_id, gpu.gpu_type))
     if profile is None:
         return f"it has no profile for GPU type {gpu.gpu_type}"

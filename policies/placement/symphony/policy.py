@@ -104,7 +104,9 @@ def _decided(
         model.model_id,
         f"on {'the one GPU' if everywhere == 1 else which}, with every other model that they take: whichever is free runs the next batch",
         {"gpus": float(taken)},
-        (Rejected("the rest of the GPUs", joined(of_others)),) if of_others else (),
+        (Rejected("every GPU", f"{model.model_id} can use none of the others: {joined(of_others)}"),)
+        if of_others
+        else (),
     )
 
 

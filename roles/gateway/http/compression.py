@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fabric.errors import InvalidInput, TooLarge
+from fabric.policy_options import shown
 from roles.gateway.failures import Unsupported
 from roles.gateway.http.messages import Body
 
@@ -22,7 +23,9 @@ class Decoder:
     def __init__(self, encoding: str, bytes_max: int) -> None:
         window = _WINDOW.get(encoding)
         if window is None:
-            raise Unsupported(f"Content-Encoding {encoding!r:.40} cannot be read; there are gzip and deflate")
+            raise Unsupported(
+                f"Content-Encoding {shown(encoding)} cannot be read; there are gzip and deflate"
+            )
         self._stream = zlib.decompressobj(window)
         self._left = bytes_max
 

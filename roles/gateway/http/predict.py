@@ -18,6 +18,7 @@ from fabric.client import InferResult
 from fabric.errors import InvalidInput
 from fabric.link import Tensor
 from fabric.messages import Ledger, ModelInfo
+from fabric.policy_options import shown
 from roles.gateway.http.protocol_v2 import read_json
 from roles.gateway.inference import ROWS_MAX, Inference, InputTensor, Rows, budget_of, priority_of
 from roles.gateway.tensors import declared_dtype, numbers, to_values
@@ -47,7 +48,7 @@ def read_predict(
         )
     for key in document:
         if key not in KEYS:
-            raise InvalidInput(f"unknown key {key!r:.60}; there are {', '.join(KEYS)}")
+            raise InvalidInput(f"unknown key {shown(key)}; there are {', '.join(KEYS)}")
     parameters = {**asked_in_query, **document}
     request_id = document.get("id", "")
     if not isinstance(request_id, str):
@@ -104,11 +105,11 @@ def _tensor(name: str, value: Any, info: ModelInfo | None) -> Tensor:
 def _file_in_json(name: str, value: Mapping[str, Any]) -> Tensor:
     text = value.get("b64")
     if len(value) != 1 or not isinstance(text, str):
-        raise InvalidInput(f'input {name!r:.60} must be numbers, or {{"b64": "…"}} for a file')
+        raise InvalidInput(f'input {shown(name)} must be numbers, or {{"b64": "…"}} for a file')
     try:
         return _bytes(b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
-        raise InvalidInput(f"input {name!r:.60} is not base64: {error}") from error
+        raise InvalidInput(f"input {shown(name)} is not base64: {error}") from error
 
 
 def _check_takes_file(name: str, info: ModelInfo | None) -> None:
@@ -118,7 +119,7 @@ def _check_takes_file(name: str, info: ModelInfo | None) -> None:
     for one in info.inputs:
         if one.name == name and (one.dtype != "uint8" or len(one.shape) != 1):
             raise InvalidInput(
-                f"model {info.model_id!r:.100} takes no file for {name!r:.60}: it takes {one.dtype} of shape {list(one.shape)}"
+                f"model {shown(info.model_id)} takes no file for {shown(name)}: it takes {one.dtype} of shape {list(one.shape)}"
             )
 
 
@@ -133,7 +134,7 @@ def _only_input(info: ModelInfo | None) -> str:
         return info.image.input_name
     if len(info.inputs) > 1:
         names = ", ".join(one.name for one in info.inputs)
-        raise InvalidInput(f"model {info.model_id!r:.100} has several inputs ({names:.200}): name each one")
+        raise InvalidInput(f"model {shown(info.model_id)} has several inputs ({names:.200}): name each one")
     return info.inputs[0].name
 
 
@@ -145,11 +146,11 @@ def _query(query: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, text in pairs:
         if name not in ("deadline_ms", "priority"):
-            raise InvalidInput(f"unknown parameter {name!r:.60}; there are deadline_ms and priority")
+            raise InvalidInput(f"unknown parameter {shown(name)}; there are deadline_ms and priority")
         try:
             found[name] = int(text) if name == "priority" else float(text)
         except ValueError as error:
-            raise InvalidInput(f"{name} is {text!r:.40}; it must be a number") from error
+            raise InvalidInput(f"{name} is {shown(text)}; it must be a number") from error
     return found
 
 

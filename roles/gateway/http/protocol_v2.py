@@ -16,6 +16,7 @@ import msgspec
 from fabric.errors import InvalidInput, TooLarge
 from fabric.link import Tensor
 from fabric.messages import TENSORS_MAX
+from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 from roles.gateway.http.messages import BINARY, JSON, Body
 from roles.gateway.inference import (
@@ -154,7 +155,7 @@ def _json_size(body: bytes, header_length: str | None) -> int:
         size = len(body)
     elif not (header_length.isascii() and header_length.isdigit() and len(header_length) <= 12):
         raise InvalidInput(
-            f"Inference-Header-Content-Length is {header_length!r:.40}; it must be a number of bytes"
+            f"Inference-Header-Content-Length is {shown(header_length)}; it must be a number of bytes"
         )
     else:
         size = int(header_length)
@@ -188,18 +189,18 @@ def _reworded(decoder_message: str) -> str:
 
 def _values(one: _Input) -> Any:
     if not bytes(one.data):
-        raise InvalidInput(f"input {one.name!r:.60} has no data, and no binary_data_size")
+        raise InvalidInput(f"input {shown(one.name)} has no data, and no binary_data_size")
     try:
         return _documents.decode(one.data)
     except _UNREADABLE as error:
-        raise InvalidInput(f"the data of input {one.name!r:.60}: {error}") from error
+        raise InvalidInput(f"the data of input {shown(one.name)}: {error}") from error
 
 
 def _cut(name: str, size: object, rest: memoryview) -> tuple[memoryview, memoryview]:
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise InvalidInput(
-            f"binary_data_size of input {name!r:.60} is {size!r:.40}; it must be a number of bytes"
+            f"binary_data_size of input {shown(name)} is {shown(size)}; it must be a number of bytes"
         )
     if size > len(rest):
-        raise InvalidInput(f"input {name!r:.60} has {size} bytes; {len(rest)} are left of the body")
+        raise InvalidInput(f"input {shown(name)} has {size} bytes; {len(rest)} are left of the body")
     return rest[:size], rest[size:]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from fabric.errors import FabricError, InvalidInput, NoReplica, RequestError, nothing_ready
+from fabric.errors import FabricError, InvalidInput, NoReplica, PeerLost, RequestError, nothing_ready
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
 from roles.gateway.http.connection import Answer, Cancellable, failed
@@ -146,8 +147,13 @@ class Routes:
             try:
                 return self._ask(route, request, answer)
             except (RequestError, FabricError) as error:
-                answer(_traced(request, failed(failure_of(error))))
+                refused = error
+            if self._service.model(route.model) is not None:
+                answer(_traced(request, failed(failure_of(refused))))
                 return None
+            task = asyncio.ensure_future(self._refuse(route, refused))
+            task.add_done_callback(lambda done: _tell(done, lambda reply: answer(_traced(request, reply))))
+            return task
         task = asyncio.ensure_future(self._documents[route.name](route, request))
         task.add_done_callback(lambda done: _tell(done, answer))
         return task
@@ -178,6 +184,12 @@ class Routes:
 
         budget_ms = service.budget_left_ms(inference, request.began_at_ms)
         return service.submit(inference, rows, budget_ms, on_end)
+
+    async def _refuse(self, route: Route, refused: Exception) -> Any:
+        """Of a model that there is not, that is said, whatever else is wrong."""
+        with contextlib.suppress(PeerLost):  # then nobody knows
+            await self._service.model_now(route.model)
+        raise refused
 
     # ------------------------------------------------------------ documents
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fabric.errors import InvalidInput
 from fabric.link import Tensor
+from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 from roles.gateway.inference import (
     VERSION,
@@ -51,7 +52,7 @@ def read_infer(request: Any) -> Inference:
         shape = tuple(one.shape)
         if raw:
             if one.HasField("contents"):
-                raise InvalidInput(f"input {one.name!r:.60} has contents and raw_input_contents")
+                raise InvalidInput(f"input {shown(one.name)} has contents and raw_input_contents")
             data = from_raw(one.name, one.datatype, shape, memoryview(raw[at]))
         else:
             data = _from_contents(one, shape)
@@ -95,20 +96,24 @@ def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
     if one.datatype == BYTES:
         elements = tuple(one.contents.bytes_contents)
         if len(elements) != count:
-            raise InvalidInput(f"input {one.name!r:.60} has {len(elements)} elements; its shape says {count}")
+            raise InvalidInput(
+                f"input {shown(one.name)} has {len(elements)} elements; its shape says {count}"
+            )
         return elements
     if one.datatype in ("FP16", BF16):
-        raise InvalidInput(f"input {one.name!r:.60} is {one.datatype}, which goes in raw_input_contents only")
+        raise InvalidInput(
+            f"input {shown(one.name)} is {one.datatype}, which goes in raw_input_contents only"
+        )
     found = _CONTENTS.get(one.datatype)
     if found is None:
         raise InvalidInput(
-            f"input {one.name!r:.60} has the datatype {one.datatype!r:.60}; there is no such one"
+            f"input {shown(one.name)} has the datatype {shown(one.datatype)}; there is no such one"
         )
     field, dtype = found
     values = getattr(one.contents, field)
     if len(values) != count:
-        raise InvalidInput(f"input {one.name!r:.60} has {len(values)} {field}; its shape says {count}")
+        raise InvalidInput(f"input {shown(one.name)} has {len(values)} {field}; its shape says {count}")
     try:
         return np.array(values, dtype=dtype).reshape(shape)
     except OverflowError as error:
-        raise InvalidInput(f"input {one.name!r:.60} holds a number over the range of {dtype}") from error
+        raise InvalidInput(f"input {shown(one.name)} holds a number over the range of {dtype}") from error

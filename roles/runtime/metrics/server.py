@@ -53,7 +53,7 @@ class MetricsServer:
         self._news: asyncio.Event = asyncio.Event()
         try:
             self._server = SmallHttpServer(
-                address, self._answer, "metrics", f"{role_id} cannot serve metrics"
+                address, self._answer, "metrics", "listen.metrics: the page of metrics cannot be served"
             )
         except ConfigError:
             self.asked.close()

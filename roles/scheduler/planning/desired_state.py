@@ -150,13 +150,16 @@ class Desired(Struct, frozen=True):
         }
         if not meant:
             name = change.node_id if change.gpu is None else f"{change.node_id}/gpu{change.gpu}"
-            return ChangeRefused(
-                UNKNOWN_GPU, f"there is no {name}{suggestion(name, (ref.name for ref in self.gpus))}"
-            )
+            return ChangeRefused(UNKNOWN_GPU, f"there is no {name}{suggestion(name, self._hardware)}")
         drained = self.drained - meant if change.is_back else self.drained | meant
         if drained == set(self.gpus):
             return ChangeRefused(INVALID_CONFIG, "no GPU would be left")
         return replace(self, drained=drained)
+
+    @property
+    def _hardware(self) -> Sequence[str]:
+        """What can be drained here: GPUs, and nodes."""
+        return [*dict.fromkeys(ref.node_id for ref in self.gpus), *(ref.name for ref in self.gpus)]
 
     def _unknown(self, model_id: ModelId) -> ChangeRefused:
         return ChangeRefused(

@@ -1,12 +1,14 @@
-"""`tenuto logs --role` knows the roles that there are."""
+"""`tenuto logs`: of which role, and of a cluster that is gone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from deploy.local.logs import logs
+from fabric.errors import PeerLost
 from roles.runtime.run_directory import LOG_FILE, claim
 
 SAID = """\
@@ -38,3 +40,18 @@ def test_a_role_is_asked_for_by_its_name(tmp_path: Path) -> None:
         "Traceback of worker-local-1",
     ]
     assert said(tmp_path, "--role", "up").output.endswith("tenuto is up\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--follow"]])
+def test_what_a_cluster_that_was_killed_has_said_is_printed(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / LOG_FILE).write_text(SAID, encoding="utf-8")
+    result = CliRunner().invoke(logs, ["--run-dir", str(tmp_path), *words])
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == len(SAID.splitlines())
+    assert (
+        result.stderr == f"tenuto: no cluster runs in {tmp_path} any more; this is what the last one said\n"
+    )
+
+
+def test_without_a_log_there_is_no_cluster(tmp_path: Path) -> None:
+    assert isinstance(CliRunner().invoke(logs, ["--run-dir", str(tmp_path)]).exception, PeerLost)

@@ -106,7 +106,13 @@ def test_another_seed_is_another_comparison(tmp_path: Path) -> None:
 
 def test_people_get_a_table_a_model_a_row(tmp_path: Path) -> None:
     text = run_compare(tmp_path, "--placements", "given,symphony", "--batching", "fixed").stdout
-    for word in ("given", "worst %", "hopeless", "symphony with fixed: batching.fixed", "given: unplaced"):
+    for word in (
+        "given",
+        "least good %",
+        "hopeless",
+        "symphony with fixed: batching.fixed",
+        "given: unplaced",
+    ):
         assert word in text
 
 

@@ -11,6 +11,7 @@ from fabric.ids import Incarnation, SliceId
 from fabric.messages import SchedulerStanding, SliceReport, SliceState, StatusListed
 from roles.cli.health import health, why_unready
 from roles.runtime.process import RunFile, write_run_file
+from roles.runtime.run_directory import claim
 
 
 def slice_in(state: SliceState) -> SliceReport:
@@ -49,10 +50,19 @@ def test_nothing_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--live"]])
-def test_a_role_that_is_gone_is_not_well(tmp_path: Path, flags: list[str]) -> None:
+def test_a_role_that_is_gone_is_not_well_and_without_any_there_is_no_cluster(
+    tmp_path: Path, flags: list[str]
+) -> None:
     gone = 2**22 + 1  # no process: the kernel gives smaller numbers
     run_file = RunFile("frontend-0", gone, Incarnation("1234abcd"), {"client": ["ipc:///nowhere"]})
     write_run_file(tmp_path, run_file)
-    done = CliRunner().invoke(health, ["--run-dir", str(tmp_path), "--json", *flags])
+    words = ["--run-dir", str(tmp_path), "--json", *flags]
+    done = CliRunner().invoke(health, words)
+    assert isinstance(done.exception, PeerLost)
+    assert str(done.exception) == f"no role runs in {tmp_path} any more: frontend-0 is gone"
+    with claim(tmp_path):  # by `tenuto up`, which starts it again
+        write_run_file(tmp_path, run_file)
+        done = CliRunner().invoke(health, words)
     assert isinstance(done.exception, FabricError)
+    assert not isinstance(done.exception, PeerLost)
     assert json.loads(done.stdout) == {"frontend-0": {"ready": False, "reason": "is gone"}}

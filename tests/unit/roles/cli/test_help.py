@@ -8,7 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from roles.cli.group import tenuto
+from roles.cli.group import COMMANDS, tenuto
+from roles.cli.whole_help import MEANT
 
 
 def groups(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
@@ -24,6 +25,8 @@ def groups(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
     ("words", "said"),
     [
         (("staus",), "No such command 'staus'; did you mean status?"),
+        (("check",), "No such command 'check'; `tenuto plan FILE` checks a file, `tenuto doctor` a host"),
+        (("models", "check"), "No such command 'check'; there is add, list, move, remove, set"),
         (("models", "lst"), "No such command 'lst'; did you mean list?"),
         (("models", "zzz"), "No such command 'zzz'; there is add, list, move, remove, set"),
     ],
@@ -41,3 +44,7 @@ def test_no_line_of_a_list_of_commands_is_cut(path: tuple[str, ...]) -> None:
     listed = result.output.split("Commands:")[1]
     assert "..." not in listed
     assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_what_is_meant_by_another_name_is_no_command_of_ours() -> None:
+    assert not set(MEANT) & set(COMMANDS)

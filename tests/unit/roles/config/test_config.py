@@ -277,7 +277,7 @@ A_NODE = {"host": "a", "gpus": 1}
         (document(model(slo_ms=math.nan)), "models[0].slo_ms: is nan"),
         (document(model(slo_ms=True)), "models[0].slo_ms: is True; it must be a number"),
         (document(model("a b")), "models[0].name: is 'a b'; it must be 1 to 128 letters"),
-        (document(model(name=5)), "models[0].name: is 5; it must be text"),
+        (document(model(name=5)), "models[0].name: is 5; it must be text: write it in quotes"),
         (document(model("a"), model("a")), "models[1].name: 'a' is already the name at models[0].name"),
         (document(model(rate_rps=-1)), "models[0].rate_rps: is -1"),
         (document(model(rate_rps=[])), "models[0].rate_rps: has no steps"),

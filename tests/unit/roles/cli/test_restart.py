@@ -1,0 +1,88 @@
+"""`tenuto restart --rolling` says first which models it takes away for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fabric.errors import PeerLost
+from fabric.ids import Incarnation, ModelId, SliceId
+from fabric.messages import Changed, RestartRoles, SchedulerStanding, SliceReport, SliceState, StatusListed
+from roles.cli import restart as restart_module
+from roles.runtime.process import RunFile, write_run_file
+from roles.runtime.run_directory import claim
+
+BORN = Incarnation("1234abcd")
+
+
+def on(slice_id: str, *models: str, state: SliceState = SliceState.READY) -> SliceReport:
+    return SliceReport(SliceId(slice_id), state, "", tuple(map(ModelId, models)), 0, 0)
+
+
+SLICES = (
+    on("a/gpu0/0", "both", "one"),
+    on("a/gpu1/0", "one"),
+    on("b/gpu0/0", "both", "other", "going"),
+    on("a/gpu2/0", "going", state=SliceState.STARTING),
+    on("c/gpu0/0", "elsewhere"),
+)
+
+
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+    says: StatusListed | None,
+) -> Result:
+    """Here are nodes a and b; c's agent is on another host."""
+
+    def ask_status(addresses: Sequence[str], limit_ms: float, *, server: str) -> StatusListed:
+        del server
+        assert (addresses, limit_ms <= 2_000.0) == (["ipc:///control"], True)
+        if says is None:
+            raise PeerLost("it hangs")
+        return says
+
+    def ask_supervisor(run_dir: Path, change: RestartRoles, limit_ms: float) -> Changed:
+        del run_dir, limit_ms
+        return Changed(change.request_no, "ok", started=1)
+
+    monkeypatch.setattr(restart_module, "ask_status", ask_status)
+    monkeypatch.setattr(restart_module, "ask_supervisor", ask_supervisor)
+    with claim(tmp_path):
+        for role_id in ("scheduler-0", "node-a", "node-b"):
+            write_run_file(tmp_path, RunFile(role_id, os.getpid(), BORN, {"control": ["ipc:///control"]}))
+        return CliRunner().invoke(restart_module.restart, ["--rolling", "--run-dir", str(tmp_path), *words])
+
+
+def status(state: str = "active") -> StatusListed:
+    return StatusListed("scheduler-0", 1, SLICES, (), {}, standing=SchedulerStanding(state, 1, 1, 1, 0))
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_models_of_one_node_are_named_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    result = run(tmp_path, monkeypatch, *words, says=status())
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[:2] == [
+        "tenuto: only node a serves one: requests for them fail while its agent restarts",
+        "tenuto: only node b serves other, going: requests for them fail while its agent restarts",
+    ]
+    if not words:
+        assert result.stderr.splitlines()[2] == "1 role restarted"
+    result = run(tmp_path, monkeypatch, *words, "--json", says=status())
+    assert json.loads(result.stdout)["away"] == ["one", "other", "going"]
+
+
+@pytest.mark.parametrize("says", [None, status("standby")])
+def test_a_scheduler_that_does_not_answer_or_stands_by_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: StatusListed | None
+) -> None:
+    result = run(tmp_path, monkeypatch, "--json", says=says)
+    assert (json.loads(result.stdout)["away"], result.stderr) == ([], "")
