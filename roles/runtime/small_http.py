@@ -70,7 +70,7 @@ class SmallHttpServer:
         except OSError as error:
             self.loop.close()
             # asyncio puts a sentence of its own, with the address, around the reason; below 0: no such host.
-            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            reason = os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error.strerror
             raise ConfigError(f"{purpose} at {address}: {reason}") from error
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
