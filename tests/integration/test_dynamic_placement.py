@@ -271,6 +271,11 @@ def test_what_cannot_be_is_said_with_its_exit_code(tmp_path: Path) -> None:
             assert (code, words in err) == (3, True), err
         code, _, err = here.run("drain", "here/gpu9")
         assert (code, "UnknownGpu" in err) == (3, True)
+        code, _, err = here.run("drain", "nothing-like-it")
+        assert code == 3
+        assert all(name in err for name in ("here", "here/gpu0", "frontend-0", "scheduler-0", "node-here")), (
+            err
+        )
         code, out, err = here.run("models", "add", str(file), "--json")
         assert code == 6, err + here.log
         assert [one["model"] for one in json.loads(out)["unplaced"]] == ["five"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fabric.ids import ModelId
-from fabric.messages import ModelsRemove
-from roles.scheduler.planning.desired_state import INVALID_CONFIG, ChangeRefused, Desired
+from fabric.ids import ModelId, NodeId
+from fabric.messages import DrainAsked, GpuRef, ModelsRemove
+from roles.scheduler.planning.desired_state import INVALID_CONFIG, UNKNOWN_GPU, ChangeRefused, Desired
 
 SHOP = {
     "name": "shop",
@@ -23,6 +23,14 @@ def test_a_model_that_an_application_asks_stays(removed: tuple[str, ...]) -> Non
     assert isinstance(refused, ChangeRefused)
     assert refused.code == INVALID_CONFIG
     assert "of application 'shop' asks" in refused.reason
+
+
+def test_who_drains_what_is_not_there_hears_what_is() -> None:
+    gpus = tuple(GpuRef(NodeId("a"), number) for number in (0, 1))
+    refused = Desired((), {}, ".", gpus).changed(DrainAsked(1, NodeId("x"), None))
+    assert isinstance(refused, ChangeRefused)
+    assert refused.code == UNKNOWN_GPU
+    assert all(name in refused.reason for name in ("there is no x", "a", "a/gpu0", "a/gpu1"))
 
 
 def test_a_model_that_no_application_asks_goes() -> None:
