@@ -145,7 +145,7 @@ class Liveness:
         """Peers that have been silent for too long, each told once and then no longer watched."""
         self._forgive_our_own_gap(now_ms)
         for watched in self._watched.values():
-            sign = self._sign(now_ms - watched.heard_at_ms)
+            sign = self._sign(watched.heard_at_ms, now_ms)
             if sign is not None:
                 watched.state = NEXT[watched.state, sign]
         gone = [peer for peer, watched in self._watched.items() if watched.state is PeerState.LOST]
@@ -164,10 +164,11 @@ class Liveness:
         """The next moment worth asking; it may turn out too early, never too late. None: nobody is watched."""
         return self._wake_at_ms if self._watched else None
 
-    def _sign(self, silent_ms: float) -> Sign | None:
-        if silent_ms >= self._timing.patience_ms:
+    def _sign(self, heard_at_ms: float, now_ms: float) -> Sign | None:
+        # The sums of `_plan`: a difference may be rounded to less than the patience at the very moment we asked to be woken.
+        if now_ms >= heard_at_ms + self._timing.patience_ms:
             return Sign.SILENT
-        return Sign.QUIET if silent_ms >= self._timing.suspect_after_ms else None
+        return Sign.QUIET if now_ms >= heard_at_ms + self._timing.suspect_after_ms else None
 
     def _ping_at_ms(self, watched: _Watched) -> float:
         quiet_at_ms = max(watched.heard_at_ms, watched.pinged_at_ms) + self._timing.interval_ms

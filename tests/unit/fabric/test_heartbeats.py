@@ -133,3 +133,18 @@ def test_a_forgotten_peer_is_never_lost() -> None:
 @pytest.mark.parametrize("state", [PeerState.ALIVE, PeerState.SUSPECT])
 def test_the_table_knows_every_sign_in_every_living_state(state: PeerState, sign: Sign) -> None:
     assert (state, sign) in NEXT
+
+
+def test_whoever_looks_at_the_very_moment_it_asked_for_is_not_woken_at_that_moment_again() -> None:
+    """13,430.6 + 10,000 - 13,430.6 is less than 10,000 in floats: nobody was lost at that moment, and time stood still."""
+    for tenth in range(2_000):
+        liveness = Liveness(HeartbeatTiming(interval_ms=2_000.0, patience_ms=10_000.0))
+        liveness.watch(PEER, 13_000.1 + tenth / 10)
+        for _ in range(20):
+            now_ms = liveness.wake_at_ms
+            if now_ms is None:
+                break
+            liveness.due(now_ms)
+            liveness.lost(now_ms)
+            assert liveness.wake_at_ms is None or liveness.wake_at_ms > now_ms
+        assert liveness.wake_at_ms is None, "it never answered, and is lost"
