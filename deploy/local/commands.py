@@ -172,7 +172,7 @@ def _plans(config: ClusterConfig, file: Path, path: Path, together: bool | None)
 
 def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json: bool) -> None:
     """What would be started. Raises FabricError where something runs already."""
-    if path.is_dir() and is_claimed(path):
+    if is_claimed(path):
         raise runs_already(path)
     if file is None:
         config = parse_config(read_value(DEFAULT_CONFIG, "the default"), path)

@@ -101,7 +101,13 @@ class SupervisorCore:
     @property
     def is_serving(self) -> bool:
         """Every role serves."""
-        return all(role.state is RoleState.SERVING for role in self._roles.values())
+        return not self._absent
+
+    @property
+    def _absent(self) -> str:
+        """The first role that does not serve; empty: all do."""
+        away = (role_id for role_id, role in self._roles.items() if role.state is not RoleState.SERVING)
+        return next(away, "")
 
     @property
     def asks(self) -> str:
@@ -229,8 +235,7 @@ class SupervisorCore:
         if self._asked is not None:
             return "Busy", "another change is under way"
         if isinstance(change, RestartRoles):
-            down = [role_id for role_id, role in self._roles.items() if role.state is not RoleState.SERVING]
-            return ("Busy", f"{down[0]} does not serve") if down else None
+            return ("Busy", f"{self._absent} does not serve") if self._absent else None
         role = self._roles.get(change.role_id)
         if role is None:
             return self._no_role_of_its_own(change.role_id)
@@ -274,11 +279,7 @@ class SupervisorCore:
     def _on_reported(self, role: SupervisedRole, health: Health) -> None:
         if self._rolling is None or role.state is not RoleState.SERVING:
             return
-        others = (
-            one for one in self._roles.values() if one is not role and one.state is not RoleState.SERVING
-        )
-        absent = next((one.plan.role_id for one in others), "")
-        if self._rolling.reported(role.plan.role_id, health, self._now_ms, absent):
+        if self._rolling.reported(role.plan.role_id, health, self._now_ms, self._absent):
             self._drain(role)
 
     def _drain(self, role: SupervisedRole) -> None:

@@ -30,7 +30,7 @@ _WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)"
 
 def stop_running(run_dir: Path) -> None:
     """End the cluster of a run directory, in order if it lets us. PeerLost when none runs."""
-    up_file = read_up_file(run_dir) if run_dir.is_dir() and is_claimed(run_dir) else None
+    up_file = read_up_file(run_dir) if is_claimed(run_dir) else None
     if up_file is None:
         raise PeerLost(f"no cluster runs in {run_dir}")
     try:
@@ -59,7 +59,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     Its log goes to `up.log` in the run directory, which goes at its end if `is_removed`. Raises what it ended
     with instead, with its last line.
     """
-    if run_dir.is_dir() and is_claimed(run_dir):
+    if is_claimed(run_dir):
         raise FabricError(f"a cluster runs in {run_dir} already; end it with 'tenuto down'")
     is_removed = is_removed or not run_dir.exists()
     flags = ["--remove-run-dir"] if is_removed else []

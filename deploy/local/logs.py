@@ -38,7 +38,7 @@ def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Pat
     """
     home = chosen_run_dir(run_dir_option)
     try:
-        is_running = home.path.is_dir() and is_claimed(home.path)
+        is_running = is_claimed(home.path)
         if not (home.path / LOG_FILE).exists():
             if not is_running:
                 raise PeerLost(f"no cluster runs in {home.path}")

@@ -17,8 +17,6 @@ from fabric.policy_options import written
 
 Inputs = Mapping[str, ArrayLike | bytes]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
-_WHATEVER = Exception
-"""What others' classes raise where they are compared with a number, or made into one or into an array, and cannot be."""
 
 
 def checked_model(model: str) -> str:
@@ -55,7 +53,7 @@ def checked_priority(priority: int | None) -> int | None:
         return None
     try:
         number = operator.index(priority)
-    except _WHATEVER:
+    except Exception:  # noqa: BLE001  somebody else's class, which may raise anything
         number = -1
     if not 0 <= number <= PRIORITY_MAX:
         raise InvalidInput(
@@ -73,7 +71,7 @@ def plain_budget(budget_ms: float | None) -> float | None:
         # Compared first: float() takes texts and spans of time, too. numpy compares complex numbers, Python does not.
         is_one = budget_ms > 0.0 and not isinstance(budget_ms, np.complexfloating)
         number = float(budget_ms) if is_one else 0.0
-    except _WHATEVER:
+    except Exception:  # noqa: BLE001  somebody else's class, which may raise anything
         number = 0.0
     if not 0.0 < number <= DURATION_MAX_MS:
         raise InvalidInput(
@@ -97,7 +95,7 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
             array = np.frombuffer(value, np.uint8)
         else:
             array = np.asarray(value)
-    except _WHATEVER as error:
+    except Exception as error:
         raise InvalidInput(f"input {plain!r} is not an array: {error}") from error
     return NamedTensor(plain, array)  # whether it can be sent is said when it is packed
 

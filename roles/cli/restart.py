@@ -107,7 +107,7 @@ def _tell_away(run_dir: Path) -> list[ModelId]:
 
 def require_running(run_dir: Path) -> None:
     """Raises PeerLost where no `tenuto up` runs."""
-    if not run_dir.is_dir() or not is_claimed(run_dir):
+    if not is_claimed(run_dir):
         raise PeerLost(f"no cluster runs in {run_dir}")
 
 

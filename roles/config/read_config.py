@@ -46,7 +46,7 @@ from roles.config.cluster import (
 from roles.config.documents import read_document
 from roles.config.gateway import checked_gateway
 from roles.config.hosts import checked_deploy, checked_places
-from roles.config.metrics_pages import check_listeners
+from roles.config.listeners import check_listeners
 from roles.config.model_profiles import on_types, read_profiles
 from roles.config.models import check_head_names, checked_arrival, checked_model, require_idempotent
 from roles.config.nodes import checked_nodes

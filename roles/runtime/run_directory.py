@@ -107,7 +107,7 @@ def runs_already(run_dir: Path) -> FabricError:
 
 
 def is_claimed(run_dir: Path) -> bool:
-    """Whether a living process holds the directory."""
+    """Whether a living process holds the directory; nobody holds one that is not there."""
     if not (run_dir / LOCK_FILE).exists():
         return False
     descriptor = _lock(run_dir)
