@@ -18,8 +18,7 @@ def read_json(path: Path, type_: type[TypeT], bytes_max: int = BYTES_MAX) -> Typ
     Raises OSError where it cannot be read, and ValueError for whatever else is there: what is larger, no JSON, nested too
     deep, or of another type. A pipe of that name does not hold us up.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         content = file.read(bytes_max + 1) or b""  # None: an open pipe in which there is nothing
     if len(content) > bytes_max:
         raise ValueError("it is larger than any such file")

@@ -26,7 +26,10 @@ class _Short(reprlib.Repr):
     def repr_instance(self, value: Any, level: int) -> str:
         """A value of any other class."""
         if isinstance(value, bytes | bytearray | memoryview | Mapping | Sequence | AbstractSet):
-            return f"<{type(value).__name__} of {len(value)}>"
+            try:
+                return f"<{type(value).__name__} of {len(value)}>"
+            except Exception:  # noqa: BLE001  somebody else's class, which may raise anything
+                return f"<{type(value).__name__}>"
         return super().repr_instance(value, level)
 
 

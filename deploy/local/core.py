@@ -294,7 +294,7 @@ class SupervisorCore:
 
     def _answer_if_done(self) -> None:
         if self._rolling is not None:
-            self._rolling.tick(self._now_ms)
+            self._rolling.tick(self._now_ms, self._absent)
         if self._asked is None:
             return
         number = self._asked.request.request_no

@@ -1,8 +1,9 @@
 """A rolling restart, sans-IO: one role at a time, each back in health, and all others serving, before the next one ends.
 
     ASKING --its health--> ENDING --exited--> STARTING --serves--> HEALING --as healthy as before--> RESTING --> next
-       |                                          |                   |
-       +------------- too long ------------------+-------------------+--> over, with a reason; so too if it ends again and again
+       |                                          |  ^                |                                 |
+       |                                          |  +----------------+---- ends of its own accord -----+
+       +------------- too long -------------------+-------------------+--> over, with a reason; so too if it ends again and again
 
 Health is what a role says of itself: whether it is ready, how many slices it has ready, how many frontends it knows. The
 rest after it gives clients the time to connect to it again before the next role of its kind ends.
@@ -73,7 +74,7 @@ class RollingRestart:
         self._role_ids = tuple(role_ids)
         self._phase = _Phase.ASKING
         self._before: Health | None = None
-        self._absent = ""
+        self._back_by_ms = 0.0
         self._ends = 0
         self._last_end = ""
         self._limit_at_ms = now_ms + ASK_LIMIT_MS
@@ -102,12 +103,12 @@ class RollingRestart:
         """Somebody said how it is; True: end it now. `absent`: another role that does not serve, for which it waits."""
         if role_id != self.asks:
             return False
-        self._absent = absent
         if self._phase is _Phase.ASKING:
             if absent:
                 return False
             self._before = health
-            self._go_on(_Phase.ENDING, now_ms + HEAL_LIMIT_MS)
+            self._back_by_ms = now_ms + HEAL_LIMIT_MS
+            self._go_on(_Phase.ENDING, self._back_by_ms)
             return True
         assert self._before is not None, "it was asked before it ended"
         if health.is_as_good_as(self._before):
@@ -121,9 +122,10 @@ class RollingRestart:
 
     def failed(self, role_id: str, how: str) -> None:
         """Its next process has ended of its own accord; another one is started by itself."""
-        if role_id != self.role_id or self._phase not in (_Phase.STARTING, _Phase.HEALING):
+        if role_id != self.role_id or self._phase not in (_Phase.STARTING, _Phase.HEALING, _Phase.RESTING):
             return
-        self._ends, self._last_end, self._phase = self._ends + 1, f": {how}", _Phase.STARTING
+        self._ends, self._last_end = self._ends + 1, f": {how}"
+        self._go_on(_Phase.STARTING, self._back_by_ms)
         if self._ends == ENDS_MAX:
             self._end("did not come back")
 
@@ -132,15 +134,17 @@ class RollingRestart:
         if role_id == self.role_id and self._phase is _Phase.STARTING:
             self._phase = _Phase.HEALING
 
-    def tick(self, now_ms: float) -> None:
-        """Rests and limits that are over."""
+    def tick(self, now_ms: float, absent: str = "") -> None:
+        """Rests and limits that are over. `absent`: the first role that does not serve now."""
         if self.is_over or now_ms < self._limit_at_ms:
             return
         if self._phase is not _Phase.RESTING:
             if self._phase is not _Phase.ASKING:
                 self._end("did not come back as it was")
-            elif self._absent:
-                self._end(f"serves on: {self._absent} does not serve")
+            elif absent == self.role_id:
+                self._end("does not serve")
+            elif absent:
+                self._end(f"serves on: {absent} does not serve")
             else:
                 self._end("does not say how it is")
             return

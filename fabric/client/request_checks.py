@@ -30,9 +30,13 @@ def checked_inputs(inputs: Inputs, options: ClientOptions) -> list[NamedTensor]:
     """As tensors. Raises InvalidInput, TooLarge."""
     if not isinstance(inputs, Mapping):
         raise InvalidInput(f"the inputs are {type(inputs).__name__}; they must be a mapping: {{name: array}}")
-    if len(inputs) > TENSORS_MAX:
-        raise InvalidInput(f"{len(inputs):,} inputs; there may be at most {TENSORS_MAX:,}")
-    tensors = [_as_tensor(name, value) for name, value in inputs.items()]
+    try:
+        items = dict(inputs).items()
+    except Exception as error:
+        raise InvalidInput(f"the inputs cannot be read: {written(error)}") from error
+    if len(items) > TENSORS_MAX:
+        raise InvalidInput(f"{len(items):,} inputs; there may be at most {TENSORS_MAX:,}")
+    tensors = [_as_tensor(name, value) for name, value in items]
     size, size_max = sum(tensor.array.nbytes for tensor in tensors), options.payload_bytes_max
     if size > size_max:
         raise TooLarge(
@@ -96,7 +100,7 @@ def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
         else:
             array = np.asarray(value)
     except Exception as error:
-        raise InvalidInput(f"input {plain!r} is not an array: {error}") from error
+        raise InvalidInput(f"input {plain!r} is not an array: {written(error)}") from error
     return NamedTensor(plain, array)  # whether it can be sent is said when it is packed
 
 

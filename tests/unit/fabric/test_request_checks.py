@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
@@ -183,6 +184,54 @@ def test_a_priority_that_is_none_is_refused_with_what_would_be_right(priority: A
 def test_inputs_that_are_none_are_refused(inputs: Any, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         checked_inputs(inputs, OPTIONS)
+
+
+class Wordless(Exception):
+    """Not even its text can be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+def _raise(*_: object, **__: object) -> Any:
+    raise Wordless
+
+
+OddMapping = type(
+    "OddMapping",
+    (Mapping,),
+    dict.fromkeys(("__len__", "__iter__", "__getitem__", "__repr__", "__gt__"), _raise),
+)
+OddSequence = type(
+    "OddSequence", (Sequence,), dict.fromkeys(("__len__", "__getitem__", "__repr__", "__index__"), _raise)
+)
+OddArray = type("OddArray", (), dict.fromkeys(("__array__", "__len__", "__repr__", "__float__"), _raise))
+
+
+def _sent(inputs: Any) -> None:
+    for tensor in checked_inputs(inputs, OPTIONS):
+        to_frame(tensor.name, tensor.array)
+
+
+ODD = pytest.mark.parametrize("odd", [OddMapping, OddSequence, OddArray], ids=lambda kind: kind.__name__)
+
+
+@ODD
+@pytest.mark.parametrize("check", [checked_priority, plain_budget, checked_model])
+def test_what_raises_anything_at_every_turn_is_refused(check: Callable[[Any], object], odd: type) -> None:
+    with pytest.raises(InvalidInput):
+        check(odd())
+
+
+@ODD
+def test_inputs_that_raise_anything_at_every_turn_are_refused_or_cannot_be_sent(odd: type) -> None:
+    with pytest.raises(InvalidInput):
+        checked_inputs(odd(), OPTIONS)
+    for value in (odd(), [odd()]):
+        with pytest.raises((InvalidInput, LocalProtocolError)):
+            _sent({"x": value})
 
 
 def test_too_many_bytes_are_refused_with_the_limit_and_its_name() -> None:

@@ -159,6 +159,48 @@ def test_a_role_that_does_not_say_how_it_is_is_not_restarted() -> None:
     assert not any(isinstance(action, TerminateRole) for action in up.done)
 
 
+def test_a_role_that_was_away_for_a_while_is_not_blamed_later() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.feed(RoleReported("node-a", WELL))
+    up.feed(ProcessExited("node-a", 0, ""))
+    up.feed(RoleServes("node-a"))
+    up.feed(ProcessExited("frontend-1", -9, ""))
+    up.feed(RoleReported("node-a", WELL))
+    up.feed(RoleServes("frontend-1"))
+    up.wait(REST_MS)
+    assert up.core.asks == "frontend-0"
+    up.wait(ASK_LIMIT_MS)
+    assert [one.reason for one in up.answers] == ["frontend-0 does not say how it is"]
+
+
+def test_a_role_that_does_not_serve_itself_is_said_to_be_the_one() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.feed(ProcessExited("node-a", -9, ""))
+    up.wait(ASK_LIMIT_MS)
+    assert [one.reason for one in up.answers] == ["node-a does not serve"]
+
+
+@pytest.mark.parametrize("role_id", [ORDER[0], ORDER[-1]])
+def test_a_role_that_ends_right_after_it_was_back_is_waited_for(role_id: str) -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    for before in ORDER[: ORDER.index(role_id)]:
+        up.restart(before)
+        up.wait(REST_MS)
+    up.restart(role_id)
+    up.feed(ProcessExited(role_id, -9, ""))
+    up.wait(10 * REST_MS)
+    assert (up.core.asks, up.answers) == ("", [])
+    up.feed(RoleServes(role_id))
+    up.feed(RoleReported(role_id, WELL))
+    up.wait(REST_MS)
+    is_last = role_id == ORDER[-1]
+    assert up.core.asks == ("" if is_last else ORDER[ORDER.index(role_id) + 1])
+    assert up.answers == ([Changed(7, "ok", started=4)] if is_last else [])
+
+
 def test_a_role_that_does_not_end_is_killed_and_started_again() -> None:
     up = Up()
     up.ask(RestartRoles(7))

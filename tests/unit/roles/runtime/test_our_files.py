@@ -57,10 +57,25 @@ CONTENTS = (
 )
 
 
-def check(name: str, path: Path) -> None:
-    """Read it: what there is, nothing, or one of our errors."""
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def check(name: str, path: Path) -> object:
+    """Read it: what there is, nothing, or one of our errors; no descriptor is left."""
+    open_before = _descriptors()
+    found: object = None
     with contextlib.suppress(FabricError):
-        READERS[name](path)
+        found = READERS[name](path)
+    assert _descriptors() == open_before
+    return found
+
+
+def check_none(name: str, path: Path) -> None:
+    """There is nothing that could be read."""
+    found = check(name, path)
+    for part in found if isinstance(found, tuple) else (found,):
+        assert not part, part
 
 
 @pytest.mark.parametrize(
@@ -79,7 +94,7 @@ def test_what_is_right_is_read(tmp_path: Path, name: str) -> None:
 def test_whatever_lies_there_is_read_as_none_or_named(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    check(name, path)
+    check_none(name, path)
 
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in READERS for field in GOOD[name]])
@@ -95,13 +110,13 @@ def test_whatever_one_field_says_is_read_as_none_or_named(tmp_path: Path, name: 
 def test_what_is_no_file_holds_nobody_up(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     os.mkfifo(path)
-    check(name, path)
+    check_none(name, path)
     writer = os.open(path, os.O_RDWR)  # now there is somebody who could write, and does not
-    check(name, path)
+    check_none(name, path)
     os.close(writer)
     path.unlink()
     path.mkdir()
-    check(name, path)
+    check_none(name, path)
 
 
 def test_a_file_larger_than_any_such_is_not_read_whole(tmp_path: Path) -> None:
