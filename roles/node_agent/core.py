@@ -202,6 +202,7 @@ class NodeAgentCore:
         """The next time limit, restart, sample, answer or hello."""
         moments = (
             self._workers.wake_at_ms,
+            self._reports.wake_at_ms,
             self._daemons.wake_at_ms,
             self._watch.wake_at_ms,
             self._inquiries.wake_at_ms,
@@ -377,7 +378,7 @@ class NodeAgentCore:
                 continue
             problem = problem_of(spec, self._node_id, self._gpus)
             if problem:
-                self._reports.give_up(spec, problem)
+                self._reports.refuse(spec, problem)
             elif self._daemons.is_held(spec.gpu):
                 self._reports.report(
                     slice_id, SliceState.STARTING, f"waits for the MPS daemon of gpu {spec.gpu}"
@@ -481,7 +482,7 @@ class NodeAgentCore:
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
                 worker.loading = None
-                self._reports.give_up(worker.slices.pop(slice_id), reason, incarnation)
+                self._reports.give_up(worker.slices.pop(slice_id), reason, now_ms, incarnation)
                 self._workers.end_if_unwanted(worker, now_ms)
 
     def _on_exit(self, name: str, code: int, last_words: str, now_ms: float) -> None:
@@ -514,6 +515,8 @@ class NodeAgentCore:
             self._on_daemons_changed(down, now_ms)
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
+        if self._reports.try_again(now_ms):
+            self._start_missing(now_ms)
         self._look_for_silence(now_ms)
         if self._unready_until_ms is not None and self._unready_until_ms <= now_ms:
             self._unready_until_ms = None

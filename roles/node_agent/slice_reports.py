@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
 
 from fabric.ids import Incarnation, NodeId, SliceId
 from fabric.messages import SliceChanged, SliceReport, SliceSpec, SliceState, SliceStatus
@@ -11,6 +14,19 @@ from roles.runtime.core import SCHEDULER, Send
 
 NOT_BORN = Incarnation("")
 REASON_CHARS_MAX = 600
+REST_MS: Final = (
+    60_000.0  # of a slice that was given up, before the first new try; twice as long before each further one
+)
+REST_LONGEST_MS: Final = 600_000.0
+
+
+class _GivenUp(Struct):
+    """A slice that failed under this specification, until it is ready or wanted otherwise."""
+
+    spec: SliceSpec
+    times: int = 0
+    again_at_ms: float | None = None
+    is_tried_again: bool = False
 
 
 class SliceReports:
@@ -20,8 +36,7 @@ class SliceReports:
         self._node_id = node_id
         self._actions = actions
         self._status: dict[SliceId, SliceStatus] = {}
-        self._given_up: dict[SliceId, SliceSpec] = {}
-        """Under the specification with which they failed."""
+        self._given_up: dict[SliceId, _GivenUp] = {}
 
     def report(
         self, slice_id: SliceId, state: SliceState, reason: str = "", incarnation: Incarnation | None = None
@@ -34,27 +49,62 @@ class SliceReports:
         if self._status.get(slice_id) == status:
             return
         self._status[slice_id] = status
+        if state == SliceState.READY:
+            self._given_up.pop(slice_id, None)
         self._tell(slice_id)
 
-    def give_up(self, spec: SliceSpec, reason: str, incarnation: Incarnation | None = None) -> None:
-        """Report it as failed, and do not start it again under this specification."""
-        self._given_up[spec.slice_id] = spec
-        self.report(spec.slice_id, SliceState.FAILED, reason[:REASON_CHARS_MAX], incarnation)
+    def refuse(self, spec: SliceSpec, reason: str) -> None:
+        """Report it as failed: under this specification it can never start here."""
+        self._given_up[spec.slice_id] = _GivenUp(spec)
+        self.report(spec.slice_id, SliceState.FAILED, reason[:REASON_CHARS_MAX])
+
+    def give_up(
+        self, spec: SliceSpec, reason: str, now_ms: float, incarnation: Incarnation | None = None
+    ) -> None:
+        """Report it as failed, and let it rest before it is tried again: what it lacked may be there then."""
+        given_up = self._given_up.setdefault(spec.slice_id, _GivenUp(spec))
+        rest_ms = min(REST_MS * 2.0 ** min(given_up.times, 30), REST_LONGEST_MS)
+        given_up.times, given_up.again_at_ms, given_up.is_tried_again = (
+            given_up.times + 1,
+            now_ms + rest_ms,
+            False,
+        )
+        when = f" (tried again after {rest_ms / 1e3:g} s)"
+        words = reason[: REASON_CHARS_MAX - len(when)] + when
+        self.report(spec.slice_id, SliceState.FAILED, words, incarnation)
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """The end of the first rest."""
+        resting = (one.again_at_ms for one in self._given_up.values() if one.again_at_ms is not None)
+        return min(resting, default=None)
+
+    def try_again(self, now_ms: float) -> bool:
+        """Whether there are slices that have rested enough; they are given up no more."""
+        rested = [
+            one
+            for one in self._given_up.values()
+            if one.again_at_ms is not None and one.again_at_ms <= now_ms
+        ]
+        for one in rested:
+            one.again_at_ms, one.is_tried_again = None, True
+        return bool(rested)
 
     def compare(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
         """Those no longer wanted stop; those given up may be tried anew, or are told of once more."""
         for slice_id in [slice_id for slice_id in self._status if slice_id not in wanted]:
             self.report(slice_id, SliceState.STOPPED, "no longer wanted")
             del self._status[slice_id]
-        for slice_id, spec in list(self._given_up.items()):
-            if wanted.get(slice_id) != spec:
+        for slice_id, given_up in list(self._given_up.items()):
+            if wanted.get(slice_id) != given_up.spec:
                 del self._given_up[slice_id]
-            else:
+            elif not given_up.is_tried_again:
                 # Whoever asks again may be a scheduler that was not there when it failed.
                 self._tell(slice_id)
 
     def drain(self, reason: str) -> frozenset[SliceId]:
         """Nothing new is for here any more; the slices that have to finish what they have."""
+        self._given_up.clear()
         serving = frozenset(slice_id for slice_id in self._status if self.is_ready(slice_id))
         for slice_id in self._status:
             state = SliceState.DRAINING if slice_id in serving else SliceState.STOPPED
@@ -68,7 +118,7 @@ class SliceReports:
     @property
     def given_up(self) -> frozenset[SliceId]:
         """Those that are not to be started."""
-        return frozenset(self._given_up)
+        return frozenset(slice_id for slice_id, one in self._given_up.items() if not one.is_tried_again)
 
     def alive(self) -> tuple[SliceStatus, ...]:
         """For a scheduler that knows nothing of us."""

@@ -333,7 +333,7 @@ class Workers:
         if worker.limit_at_ms is None:
             words = f"given up after {self._limits.restart.failures_max} failures in a row: {reason}"
             for spec in worker.slices.values():
-                self._reports.give_up(spec, words)
+                self._reports.give_up(spec, words, now_ms)
             self._all.remove(worker)
 
     # ------------------------------------------------------------ time

@@ -329,9 +329,47 @@ def test_pauses_grow_and_the_fifth_failure_within_a_minute_is_given_up_with_a_re
     lost, failed = reports(host.exit(started.worker_id, 1, "boom"))
     assert (lost.status.state, failed.status.state) == ("lost", "failed")
     assert failed.status.reason == (
-        "given up after 5 failures in a row: its worker exited with code 1; its last words: boom"
+        "given up after 5 failures in a row: its worker exited with code 1; its last words: boom (tried again after 60 s)"
     )
-    assert spawns(host.until(host.now_ms + 120_000.0)) == []
+
+
+def fail_five_times(host: Agent, started: Spawn) -> SliceChanged:
+    """The worker's process ends at once at each start, until it is given up."""
+    for attempt in range(1, 6):
+        told = reports(host.exit(started.worker_id, 1, "boom"))
+        if attempt < 5:
+            (started,) = spawns(host.until(host.now_ms + 5_000.0))
+    assert told[-1].status.state == "failed"
+    return told[-1]
+
+
+def test_a_slice_that_was_given_up_is_tried_again_after_a_rest_that_doubles_for_as_long_as_it_is_wanted() -> (
+    None
+):
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    for rest_s in (60, 120, 240, 480, 600, 600):
+        failed = fail_five_times(host, started)
+        assert failed.status.reason.endswith(f"boom (tried again after {rest_s} s)")
+        host.want(spec("x"))
+        assert spawns(host.until(host.now_ms + 1e3 * rest_s - 1.0)) == []
+        (started,) = spawns(host.until(host.now_ms + 1.0))
+        assert host.want(spec("x")) == []
+    host.greet(started.worker_id)
+    host.ready(started.worker_id, "x")
+    host.until(host.now_ms + 120_000.0)
+    assert fail_five_times(host, started).status.reason.endswith("(tried again after 60 s)"), "it had served"
+    host.want()
+    assert spawns(host.until(host.now_ms + 3_600_000.0)) == []
+
+
+def test_an_agent_that_ends_tries_nothing_again() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    fail_five_times(host, started)
+    host.feed(StopAsked())
+    assert spawns(host.until(host.now_ms + 3_600_000.0)) == []
+    assert host.core.wake_at_ms is None or host.core.wake_at_ms > host.now_ms
 
 
 def test_all_slices_of_a_shared_process_are_lost_and_come_back_together() -> None:
@@ -375,8 +413,9 @@ def test_a_loader_that_hangs_at_every_start_is_given_up() -> None:
         if attempt < 5:
             (started,) = spawns(host.until(host.now_ms + 5_000.0))
     assert told[-1].status.state == "failed"
-    assert told[-1].status.reason == "given up after 5 failures in a row: not loaded within 120 s: x"
-    assert spawns(host.until(host.now_ms + 600_000.0)) == []
+    assert told[-1].status.reason == (
+        "given up after 5 failures in a row: not loaded within 120 s: x (tried again after 60 s)"
+    )
 
 
 @pytest.mark.parametrize("hello_s", [31.0, 54.0, 100.0, 114.0])
@@ -425,17 +464,20 @@ def fail(host: Agent, worker_id: str, slice_id: str) -> Sequence[AgentAction]:
     return host.hear(worker_id, SliceFailed(SliceId(slice_id), incarnation(worker_id), "loader raised"))
 
 
-def test_a_slice_whose_loader_failed_is_reported_and_not_tried_again() -> None:
+def test_a_slice_whose_loader_failed_is_reported_and_tried_again_after_a_rest() -> None:
     host = Agent()
     (started,) = spawns(host.want(spec("x")))
     host.greet(started.worker_id)
     actions = fail(host, started.worker_id, "x")
     assert [(report.status.state, report.status.reason) for report in reports(actions)] == [
-        ("failed", "loader raised")
+        ("failed", "loader raised (tried again after 60 s)")
     ]
     assert sent(actions) == [(peer(started.worker_id), Stop(LIMITS.grace_ms))]
     assert host.exit(started.worker_id, 0) == []
     assert spawns(host.want(spec("x"))) == []
+    (again,) = spawns(host.until(60_000.0))
+    host.greet(again.worker_id)
+    assert changes(host.ready(again.worker_id, "x")) == [("x", "ready")]
 
 
 def test_a_failure_is_told_again_to_whoever_asks_again() -> None:
@@ -462,9 +504,9 @@ def test_a_failed_slice_does_not_disturb_its_neighbours() -> None:
     host.greet(started.worker_id)
     host.ready(started.worker_id, "y")
     assert sent(fail(host, started.worker_id, "x")) == []
-    assert not [action for action in host.until(1e6) if isinstance(action, Kill)]
+    assert not [action for action in host.until(59_000.0) if isinstance(action, Kill)]
     host.exit(started.worker_id)
-    (again,) = spawns(host.until(1e6 + 100.0))
+    (again,) = spawns(host.until(59_100.0))
     assert [slice_.slice_id for slice_ in again.slices] == ["y"]
 
 
