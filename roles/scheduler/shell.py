@@ -25,6 +25,7 @@ from fabric.messages import (
     PlanAsked,
     PlanCopy,
     RehearsalAsked,
+    SchedulerHello,
     StatusListed,
 )
 from fabric.outbox import Outbox
@@ -337,8 +338,8 @@ class SchedulerShell:
         """
         if isinstance(message, Directory | DesiredSlices):
             self._heard.give_up(peer)
-        elif isinstance(message, PlanCopy):
-            self._replica.copy_refused(peer, self._clock.now_ms())
+        elif isinstance(message, PlanCopy | SchedulerHello):
+            self._replica.refused(peer, message, self._clock.now_ms())
 
     def _end_turn(self) -> None:
         log_offences(self._replica.offences)

@@ -83,7 +83,7 @@ _ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
 _LOOKED_AT: Final = _ALSO_HEARD | _CHANGES | {SliceReady}
-COPY_AGAIN_MS: Final = 100.0
+TELL_AGAIN_MS: Final = 100.0
 EARLY_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
@@ -167,8 +167,10 @@ class SchedulerReplica:
         self._silent: dict[PeerId, FrontendHello] = {}
         """Frontends that were taken for lost while their connections stand: they need not know, and say no other hello."""
         self._standbys: dict[PeerId, StandbyReport] = {}
-        self._copy_at_ms = NEVER_MS
-        """When standbys that did not take their copy are sent it again."""
+        self._unasked: set[PeerId] = set()
+        """Standbys taken for lost that did not take the question who they are. They need not know: their connections may stand."""
+        self._tell_again_at_ms = NEVER_MS
+        """When standbys are told again what they did not take."""
         self._asked: set[tuple[PeerId, int]] = set()
         """Changes that the core was asked for and has not answered, of operators who are still there."""
         self._gathering: _Gathering | None = None
@@ -220,8 +222,8 @@ class SchedulerReplica:
             case Tick():
                 if self._election.wake_at_ms <= now_ms:
                     self._elect(self._election.tick(now_ms), actions, now_ms)
-                if self._copy_at_ms <= now_ms:
-                    self._copy_again(actions)
+                if self._tell_again_at_ms <= now_ms:
+                    self._tell_again(actions)
                 core_at_ms = None if self._core is None else self._core.wake_at_ms
                 if core_at_ms is not None and core_at_ms <= now_ms:
                     self._to_core(event, actions, now_ms)
@@ -237,12 +239,16 @@ class SchedulerReplica:
         """The plan is another now: the standbys that it has to be sent to."""
         return self._plan_goes_to(self._standbys)
 
-    def copy_refused(self, peer: PeerId, now_ms: float) -> None:
-        """A standby did not take its copy of the plan: it is sent again in a while."""
-        if peer in self._standbys:
+    def refused(self, peer: PeerId, message: PlanCopy | SchedulerHello, now_ms: float) -> None:
+        """A standby did not take its copy of the plan, or the question who it is: it is told again in a while."""
+        if isinstance(message, SchedulerHello):
+            self._unasked.add(peer)
+        elif peer in self._standbys:
             self._standbys[peer] = replace(self._standbys[peer], has_plan=False)
-            self._copy_at_ms = now_ms + COPY_AGAIN_MS
-            self._look_ahead()
+        else:
+            return
+        self._tell_again_at_ms = now_ms + TELL_AGAIN_MS
+        self._look_ahead()
 
     # ------------------------------------------------------------ events
 
@@ -285,6 +291,7 @@ class SchedulerReplica:
             case SchedulerHello():
                 report = StandbyReport(message.scheduler_id, message.incarnation, has_plan=False)
                 self._standbys[peer] = report
+                self._unasked.discard(peer)
                 if self._core is not None:
                     actions.append(CopyPlan(self._plan_goes_to((peer,))))
             case PlanCopy():
@@ -339,7 +346,10 @@ class SchedulerReplica:
         self._asked = {asked for asked in self._asked if asked[0] != peer}
         for key in [key for key in self._early if key[0] == peer]:
             del self._early[key]
-        if self._standbys.pop(peer, None) is not None:
+        if event.reason == CLOSED:
+            self._standbys.pop(peer, None)
+            self._unasked.discard(peer)
+        elif self._standbys.pop(peer, None) is not None:
             actions.append(self._hello(peer))  # one that was only stopped says hello again
         self._elect(self._election.lost(peer, now_ms), actions, now_ms)
         if self._core is not None:
@@ -358,10 +368,12 @@ class SchedulerReplica:
             self._newest = version
             actions.append(KeepPlan(copy))
 
-    def _copy_again(self, actions: list[ReplicaAction]) -> None:
-        self._copy_at_ms = NEVER_MS
-        if self._core is not None:
-            lacking = [peer for peer, standby in self._standbys.items() if not standby.has_plan]
+    def _tell_again(self, actions: list[ReplicaAction]) -> None:
+        self._tell_again_at_ms = NEVER_MS
+        actions.extend(map(self._hello, sorted(self._unasked)))
+        self._unasked.clear()
+        lacking = [peer for peer, standby in self._standbys.items() if not standby.has_plan]
+        if self._core is not None and lacking:
             actions.append(CopyPlan(self._plan_goes_to(lacking)))
 
     def _plan_goes_to(self, peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -454,7 +466,7 @@ class SchedulerReplica:
         return StatusListed(self._own_id, self._settings.pid, (), (), counters, standing=self.standing())
 
     def _look_ahead(self) -> None:
-        at_ms = min(self._election.wake_at_ms, self._copy_at_ms)
+        at_ms = min(self._election.wake_at_ms, self._tell_again_at_ms)
         core_at_ms = None if self._core is None else self._core.wake_at_ms
         if core_at_ms is not None and core_at_ms < at_ms:
             at_ms = core_at_ms

@@ -40,10 +40,10 @@ from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
-    COPY_AGAIN_MS,
     GATHER_FIRST_MS,
     GATHER_MS,
     NOT_ACTIVE,
+    TELL_AGAIN_MS,
     CopyPlan,
     KeepPlan,
     ReplicaAction,
@@ -305,13 +305,40 @@ def test_a_standby_that_did_not_take_its_copy_of_the_plan_is_sent_it_again() -> 
     stage = Stage()
     stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
     assert CopyPlan((OTHER,)) in stage.take_over()
-    stage.replica.copy_refused(OTHER, stage.now_ms)
+    stage.replica.refused(OTHER, PlanCopy(17, 0, "digest", "{}"), stage.now_ms)
     assert not stage.replica.standing().standbys[0].has_plan
-    until_ms, copies = stage.now_ms + COPY_AGAIN_MS, []
+    until_ms, copies = stage.now_ms + TELL_AGAIN_MS, []
     while stage.now_ms < until_ms:
         copies = [one for one in stage.tick() if isinstance(one, CopyPlan)]
     assert copies == [CopyPlan((OTHER,))]
     assert stage.replica.standing().standbys[0].has_plan
+
+
+def test_a_standby_that_was_lost_is_asked_who_it_is_until_it_takes_that_or_its_connection_is_closed() -> None:
+    """It need not know: where only what we said to it was refused, its own connection stands, and it says hello to nobody."""
+    stage = Stage()
+    stage.take_over()
+    theirs, ours = SchedulerHello("scheduler-0", Incarnation("9")), SchedulerHello("scheduler-1", BORN)
+    stage.hear(OTHER, theirs)
+    asked = Send(OTHER, ours)
+
+    def told() -> list[ReplicaAction]:
+        until_ms, done = stage.now_ms + TELL_AGAIN_MS, list[ReplicaAction]()
+        while stage.replica.wake_at_ms is not None and stage.replica.wake_at_ms <= until_ms:
+            done += [one for one in stage.tick() if one == asked or isinstance(one, CopyPlan)]
+        stage.now_ms = until_ms
+        return done
+
+    assert asked in stage.replica.handle(Lost(OTHER, SILENT), stage.now_ms)
+    for _ in range(3):
+        stage.replica.refused(OTHER, ours, stage.now_ms)
+        assert told() == [asked]
+    assert told() == []
+    assert CopyPlan((OTHER,)) in stage.hear(OTHER, theirs)
+    stage.replica.handle(Lost(OTHER, SILENT), stage.now_ms)
+    stage.replica.refused(OTHER, ours, stage.now_ms)
+    stage.replica.handle(Lost(OTHER, CLOSED), stage.now_ms)
+    assert told() == []
 
 
 def test_schedulers_greet_each_other_until_they_are_heard() -> None:
