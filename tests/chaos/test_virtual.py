@@ -75,6 +75,20 @@ def test_an_overtaken_scheduler_has_the_next_ones_plan() -> None:
     play(Script(500_118, shape, (Fault(695.5, "reset", "agent:all", "scheduler:2"),)))
 
 
+def test_a_standby_that_never_heard_that_it_was_lost_has_the_plan() -> None:
+    faults = (
+        Fault(486.8, "sleep", "scheduler:1", for_ms=1_000.0),
+        Fault(498.1, "full", "scheduler:1", "scheduler:0", for_ms=1_500.0),
+    )
+    play(Script(12_315, Shape(schedulers=2), faults))
+
+
+def test_what_crossed_its_grant_and_was_preempted_is_no_violation() -> None:
+    """Its frontend leaves it out of the next batch, too."""
+    shape = Shape(gpus=2, batching="shepherd", delay_ms=0.05, heartbeat_ms=250.0, rate_rps=40.0)
+    play(Script(12_315, shape, (Fault(486.8, "sleep", "scheduler:0", for_ms=250.0),)))
+
+
 def test_a_frontend_that_scheduler_and_workers_took_for_lost_has_the_outputs_of_what_ran() -> None:
     shape = Shape(
         nodes=2, clients=2, delay_ms=0.05, start_ms=200.0, load_ms=300.0, rate_rps=100.0, slo_ms=300.0

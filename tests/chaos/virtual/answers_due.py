@@ -60,9 +60,11 @@ class AnswersDue:
         self._announced: defaultdict[Wire, dict[Seq, float]] = defaultdict(dict)
         """With the moment, on the world's clock, by which a scheduler has to speak of it."""
         self._withdrawn: defaultdict[Wire, set[Seq]] = defaultdict(set)
-        """In earlier turns: who reads much at once grants some before it looks at the rest."""
+        """While they were queued. What has been granted already is left out by its frontend, also where it is queued and granted again."""
         self._withdrawals: list[tuple[Wire, Seq]] = []
-        """In this turn."""
+        """In this turn: who reads much at once grants some before it looks at the rest."""
+        self._granted_now: set[tuple[Wire, Seq]] = set()
+        """In this turn, too."""
         self._grants: defaultdict[BatchId, list[tuple[Wire, Grant, dict[Seq, float]]]] = defaultdict(list)
         """With what was due of each request before."""
         self._newest: dict[tuple[Wire, Seq], BatchId] = {}
@@ -136,8 +138,10 @@ class AnswersDue:
         if isinstance(process, SchedulerProcess):
             self._tables.turned(process)
         for wire, seq in self._withdrawals:
-            self._withdrawn[wire].add(seq)
+            if (wire, seq) not in self._granted_now:
+                self._withdrawn[wire].add(seq)
         self._withdrawals.clear()
+        self._granted_now.clear()
         to_return, self._to_return = self._to_return, []
         for worker, core, done, part in to_return:
             is_active = isinstance(process, SchedulerProcess) and process.core is core
@@ -189,8 +193,8 @@ class AnswersDue:
                 self._await(wire, scheduler, core, due)
             case Withdraw(model_id, runs):
                 for seq in _seqs(runs):
-                    self._announced[wire].pop((model_id, seq), None)
-                    self._withdrawals.append((wire, (model_id, seq)))
+                    if self._announced[wire].pop((model_id, seq), None) is not None:
+                        self._withdrawals.append((wire, (model_id, seq)))
             case FrontendHello():
                 self._announced[wire].clear()
             case _:
@@ -232,6 +236,7 @@ class AnswersDue:
                 raise Violated(f"{wire.name} has withdrawn {key}, and is granted it")
             due_at_ms = self._announced[wire].pop(key, None)
             self._newest[wire, key] = grant.batch_id
+            self._granted_now.add((wire, key))
             if due_at_ms is not None:
                 due[key] = due_at_ms
         self._grants[grant.batch_id].append((wire, grant, due))
