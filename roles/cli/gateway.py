@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import gateway_id
+from roles.cli import importing
 from roles.cli.options import ConnectAddress, IntRange, file_argument, key_option, run_dir_flag
 from roles.cli.role_commands import here_option, role_process
 from roles.cli.whereabouts import Whereabouts
@@ -57,7 +58,8 @@ def gateway(
 ) -> None:
     """Run a gateway of FILE's cluster: the Open Inference Protocol by HTTP and gRPC, and plain JSON (docs/guides/gateway.md)."""
     try:
-        from roles.gateway.shell import GatewayOptions, run_gateway  # noqa: PLC0415  only this command needs it
+        with importing():
+            from roles.gateway.shell import GatewayOptions, run_gateway  # noqa: PLC0415  only this command needs it
     except ImportError as error:
         raise ConfigError(
             f"the gateway needs more than is installed ({error}): pip install 'tenuto[gateway]'"

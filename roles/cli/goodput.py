@@ -10,6 +10,7 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from roles.cli import importing
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
@@ -89,9 +90,10 @@ def goodput(
 
 def _live_goodput(file: Path, question: Question, seeds: Sequence[int]) -> Goodput:
     """The same search at a cluster of its own, started for it."""
-    from roles.benchmark.targets import default_processes, one_of_each  # noqa: PLC0415  see above
-    from roles.benchmark.temporary_cluster import temporary_cluster  # noqa: PLC0415  see above
-    from roles.lab.live_goodput import InlineExecutor, LiveProbe  # noqa: PLC0415  only --live needs these
+    with importing():
+        from roles.benchmark.targets import default_processes, one_of_each  # noqa: PLC0415  only --live needs these
+        from roles.benchmark.temporary_cluster import temporary_cluster  # noqa: PLC0415  see above
+        from roles.lab.live_goodput import InlineExecutor, LiveProbe  # noqa: PLC0415  see above
 
     def on_late(total_rps: float, late_ms: float) -> None:
         click.echo(

@@ -22,6 +22,7 @@ from fabric.curve import key_pair_ms, library_version
 from fabric.shared_memory import SWITCH, memory_address
 from fabric.sockets.local_streams import SWITCH as STREAMS_SWITCH
 from fabric.sockets.local_streams import are_allowed
+from roles.cli import importing
 from roles.runtime.process import wake_exactly
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -213,7 +214,8 @@ def gpus() -> Iterator[Finding]:
             "pip install 'tenuto[worker]' where there are GPUs; nothing to do where there are none",
         )
         return
-    import pynvml  # noqa: PLC0415  an optional package
+    with importing():
+        import pynvml  # noqa: PLC0415  an optional package
 
     try:
         pynvml.nvmlInit()

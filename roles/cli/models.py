@@ -38,7 +38,12 @@ from roles.cli.plan_changes import (
     schedulers_of,
     show,
 )
-from roles.cli.restart import ask_supervisor, ask_what_supervisor_would_answer, raise_refusal
+from roles.cli.restart import (
+    ChangeRefused,
+    ask_supervisor,
+    ask_what_supervisor_would_answer,
+    raise_refusal,
+)
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
@@ -134,7 +139,7 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
     No request is refused for it. Repeat a move that was interrupted: it goes on where it was.
     """
     answers: list[Changed] = []
-    section = ""
+    section = what = ""
     is_removed = False
     for _ in range(STEPS_MAX):
         with schedulers_of(cluster) as (schedulers, keyring):
@@ -155,23 +160,21 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
                         f"{name} is served by shard {target}, but shard {', '.join(map(str, sorted(silent)))} does not answer"
                         " and may have it too: ask for the move again when it does"
                     )
+                what = f"{brief(name)} moved to shard {target}"
                 break
             is_removed = isinstance(step.request, ModelsRemove)
             answer = ask_change(schedulers[step.shard].addresses, step.request, keyring=keyring)
         section = answer.document or section
         answers.append(answer)
-        if answer.status != "ok":
+        if answer.status != "ok" and not (is_removed and answer.status == "partial"):  # removed all the same
+            what = f"{brief(name)} is not moved whole to shard {target}: ask for the move again when there is room"
             break
     else:
         raise FabricError(f"{name} is changed by somebody else meanwhile: it may be in two shards")
     if not answers:
         click.echo(is_there, err=True)
     if answers or as_json:
-        show(
-            combined(answers or [Changed(0, "ok")]),
-            what=f"{brief(name)} moved to shard {target}",
-            as_json=as_json,
-        )
+        show(combined(answers or [Changed(0, "ok")]), what=what, as_json=as_json)
 
 
 @models.command("set")
@@ -229,8 +232,8 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, is_dry: bool, as_json:
     what = f"{brief(where)} {'is used again' if is_back else 'drained'}"
     try:
         carry_out(drained, cluster, what=what, as_json=as_json, is_dry=is_dry)
-    except ConfigError as error:
-        if cluster.address or not str(error).startswith("UnknownGpu: ") or str(error).endswith("?"):
+    except ChangeRefused as error:
+        if cluster.address or error.code != "UnknownGpu" or str(error).endswith("?"):
             raise
         # A scheduler knows hardware only; what is no node may be meant as a role.
         roles = [one.role_id for one in processes_of(cluster) if _ROLE.fullmatch(one.role_id)]

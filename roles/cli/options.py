@@ -17,6 +17,7 @@ from fabric.addresses import check_address
 from fabric.errors import ConfigError, FabricError
 from fabric.keys import Keyring
 from fabric.policy_options import shown
+from roles.cli import importing
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
 from roles.runtime.environment import RunDir, run_dir
 
@@ -204,7 +205,8 @@ def remark(lines: Iterable[str]) -> None:
 def painters() -> ModuleType:
     """The module of pictures, asked for before any work: a missing package is said at once."""
     try:
-        from roles.lab import plots  # noqa: PLC0415  matplotlib is an extra, and slow to import
+        with importing():
+            from roles.lab import plots  # noqa: PLC0415  matplotlib is an extra, and slow to import
     except ImportError as error:
         raise click.ClickException(
             f"--plot needs the extra 'plots': pip install 'tenuto[plots]' ({error})"

@@ -120,7 +120,7 @@ def carry_out(
     asked: Callable[[Mapping[int, ActiveScheduler]], Mapping[int, Change]],
     cluster: Cluster,
     *,
-    what: str = "",
+    what: str,
     as_json: bool,
     is_dry: bool = False,
 ) -> None:
@@ -140,13 +140,14 @@ def carry_out(
     show(combined(answers), what=what, as_json=as_json, is_dry=is_dry)
 
 
-def show(answer: Changed, *, what: str = "", as_json: bool, is_dry: bool = False) -> None:
+def show(answer: Changed, *, what: str, as_json: bool, is_dry: bool = False) -> None:
     """Print it. Raises, or ends the command, unless all went well."""
     if as_json:
         echo_json({**plain_answer(answer), **({"dry_run": True} if is_dry else {})})
     elif answer.status in ("ok", "partial"):
         click.echo(
-            f"{'nothing was done; this would be: ' if is_dry else ''}{f'{what}; ' if what else ''}"
+            f"{'nothing was done; this would be: ' if is_dry else ''}{what}; "
+            f"{'not every model has a place; ' if answer.status == 'partial' else ''}"
             f"{counted(answer.started, 'slice')} started, {answer.ended} ended,"
             f" {answer.changed} serve on with other models, {answer.kept} not touched",
             err=True,

@@ -10,6 +10,7 @@ import click
 from msgspec.structs import asdict
 
 from fabric.errors import ConfigError
+from roles.cli import importing
 from roles.cli.json_output import echo_json
 from roles.runtime.defects import HEADLINE
 from roles.runtime.exit_codes import EXIT_DEFECT, EXIT_FAILURE
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 )
 def replay(file: Path, is_json: bool) -> None:  # noqa: FBT001  click's flag
     """Play a journal (`tenuto scheduler --journal FILE`) into a fresh scheduler and compare what it does."""
-    from roles.runtime.journal import replay as play  # noqa: PLC0415  only this command needs it
-    from roles.scheduler.replay_start import scheduler_from  # noqa: PLC0415  see above
+    with importing():
+        from roles.runtime.journal import replay as play  # noqa: PLC0415  only this command needs it
+        from roles.scheduler.replay_start import scheduler_from  # noqa: PLC0415  see above
 
     _refuse_report(file)
     sys.exit(show(play(file, scheduler_from), is_json=is_json))

@@ -146,10 +146,19 @@ def _where_supervisor_listens(run_dir: Path) -> list[str]:
     return [RunDir(run_dir).ipc_address(UP_SOCKET)]
 
 
+class ChangeRefused(ConfigError):
+    """It cannot be done as asked, now or later. `code`: as in `Changed`."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+
+
 def raise_refusal(answer: Changed) -> None:
     """Raise what ends the command, unless all went well."""
     if answer.status == "refused":
-        is_passing = answer.code in ("Busy", "NotActive")
-        raise (FabricError if is_passing else ConfigError)(f"{answer.code}: {answer.reason}")
+        if answer.code in ("Busy", "NotActive"):  # passing
+            raise FabricError(f"{answer.code}: {answer.reason}")
+        raise ChangeRefused(answer.code, answer.reason)
     if answer.status == "failed":
         raise FabricError(answer.reason)

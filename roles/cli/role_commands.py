@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from fabric.ids import frontend_id, role_id_of_node, scheduler_id
+from roles.cli import importing
 from roles.cli.options import (
     ConnectAddress,
     IntRange,
@@ -89,9 +90,10 @@ def scheduler(
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
-    from roles.cli.scheduler_with_frontend import run_on_one_loop  # noqa: PLC0415  likewise
-    from roles.scheduler.planning.start_config import Written  # noqa: PLC0415  likewise
-    from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
+    with importing():
+        from roles.cli.scheduler_with_frontend import run_on_one_loop  # noqa: PLC0415  only this command needs it
+        from roles.scheduler.planning.start_config import Written  # noqa: PLC0415  likewise
+        from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
 
     document, config = load_document(file)
     written = Written(config, document, file.parent)
@@ -145,7 +147,8 @@ def frontend(
 
     Without --index it is the only one that FILE places on the host of this name.
     """
-    from roles.frontend.shell import run_frontend  # noqa: PLC0415  only this command needs it
+    with importing():
+        from roles.frontend.shell import run_frontend  # noqa: PLC0415  only this command needs it
 
     config = load_config(file)
     own = index_of_frontend(config, index, is_here=here)
@@ -171,7 +174,8 @@ def node_agent(
     here: bool,  # noqa: FBT001  click's flags
 ) -> None:
     """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
-    from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
+    with importing():
+        from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
 
     config = load_config(file)
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
@@ -188,7 +192,8 @@ def node_agent(
 @run_dir_flag
 def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
     """Run a worker, as a node agent does: it asks the agent what to host."""
-    from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  only this command needs it
+    with importing():
+        from roles.gpu_worker.shell import run_worker  # noqa: PLC0415  only this command needs it
 
     home = chosen_run_dir(run_dir_option)
     require_usable(home.path)

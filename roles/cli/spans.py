@@ -11,6 +11,7 @@ import click
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import FabricError, PeerLost
 from fabric.policy_options import shown
+from roles.cli import importing
 from roles.cli.options import (
     FloatRange,
     chosen_run_dir,
@@ -55,7 +56,8 @@ def spans(
             f"--endpoint is {shown(endpoint)}; it must be like http://localhost:4318/v1/traces"
         )
     try:
-        from roles.observability.spans import Spans  # noqa: PLC0415  an extra
+        with importing():
+            from roles.observability.spans import Spans  # noqa: PLC0415  an extra
     except ImportError as error:
         raise click.ClickException(
             f"this needs the extra 'otel': pip install 'tenuto[otel]' ({error})"

@@ -11,7 +11,16 @@ from fabric.curve import guarded
 from fabric.errors import PeerLost, Unauthorised
 from fabric.ids import OPERATOR, new_incarnation, peer_id
 from fabric.keys import Keyring
-from fabric.messages import Changed, Ping, PlanRequest, Pong, RoleDrainDryRun, RoleRequest, SectionAsked
+from fabric.messages import (
+    Changed,
+    Ping,
+    PlanChange,
+    PlanRequest,
+    Pong,
+    RoleDrainDryRun,
+    RoleRequest,
+    SectionAsked,
+)
 from fabric.sockets import DealerLink
 from roles.runtime.core import SCHEDULER
 
@@ -45,7 +54,10 @@ def ask_change(
     NotAnswered when it is there and `limit_ms` is over, Unauthorised where the key does not permit it.
     """
     clock = clock or MonotonicClock()
-    is_question = isinstance(request, SectionAsked | RoleDrainDryRun)
+    is_question = isinstance(request, SectionAsked | RoleDrainDryRun) or (
+        isinstance(request, PlanChange) and request.dry_run
+    )
+    unknown = "" if is_question else _UNKNOWN
     own = peer_id(OPERATOR, new_incarnation())
     link = DealerLink.connect(own, SCHEDULER, addresses, guard=guarded(keyring))
     try:
@@ -70,10 +82,9 @@ def ask_change(
                         case Pong():
                             pass
                 if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
-                    unknown = _UNKNOWN if is_asked and not is_question else ""
-                    raise PeerLost(f"nobody answers at {addresses[0]}{unknown}")
+                    raise PeerLost(f"nobody answers at {addresses[0]}{unknown if is_asked else ''}")
                 if not link.has_more:
                     selector.select(0.01)
     finally:
         link.close()
-    raise NotAnswered(f"no answer within {limit_ms / 1e3:g} s{'' if is_question else _UNKNOWN}")
+    raise NotAnswered(f"no answer within {limit_ms / 1e3:g} s{unknown}")

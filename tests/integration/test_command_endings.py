@@ -179,12 +179,32 @@ class Interrupt:
 """
 
 
-@pytest.mark.parametrize("module", ["roles.cli.simulate", "roles.simulator.fast_world"])
-def test_ctrl_c_is_not_lost_where_no_exception_can_be_raised(file: Path, module: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ("simulate FILE", "roles.cli.simulate"),
+        ("simulate FILE", "roles.simulator.fast_world"),
+        # These import more when they are called.
+        ("scheduler missing.yaml", "roles.scheduler.shell"),
+        ("scheduler missing.yaml", "roles.scheduler.planning.start_config"),
+        ("frontend missing.yaml", "roles.frontend.shell"),
+        ("node-agent missing.yaml", "roles.node_agent.shell"),
+        ("worker --agent ipc:///missing --worker-id w", "roles.gpu_worker.shell"),
+        ("gateway missing.yaml", "roles.gateway.shell"),
+        ("replay missing.journal", "roles.scheduler.replay_start"),
+        ("spans --endpoint http://localhost:1", "roles.observability.spans"),
+        ("goodput --live FILE", "roles.lab.live_goodput"),
+        ("plan FILE --plot plan.png", "roles.lab.plots"),
+    ],
+)
+def test_ctrl_c_is_not_lost_where_no_exception_can_be_raised(file: Path, command: str, module: str) -> None:
     before, after = INTERRUPTED.split("from roles.cli")
     inside = f"{before.partition('class Interrupt')[0]}{IN_A_CALLBACK}from roles.cli{after}"
-    code = f"MODULE = {module!r}; ARGUMENTS = ['simulate', {str(file)!r}]\n{inside}"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    words = [str(file) if word == "FILE" else word for word in command.split()]
+    code = f"MODULE = {module!r}; ARGUMENTS = {words!r}\n{inside}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=file.parent, capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stderr.strip()) == (130, "")
 
 

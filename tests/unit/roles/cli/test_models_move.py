@@ -9,7 +9,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fabric.errors import ConfigError, PeerLost
-from fabric.messages import Changed, ModelInfo, ModelsRemove, PlanRequest, SchedulerStanding, StatusListed
+from fabric.ids import ModelId
+from fabric.messages import (
+    Changed,
+    ModelInfo,
+    ModelsAdd,
+    ModelSet,
+    ModelsRemove,
+    PlanRequest,
+    SchedulerStanding,
+    SectionAsked,
+    StatusListed,
+    UnplacedInfo,
+)
 from roles.cli import models as models_module
 from roles.cli.plan_changes import Cluster
 from roles.runtime.running_cluster import ActiveScheduler
@@ -17,11 +29,14 @@ from tests.builders import model_info
 
 
 class Shards:
-    """Those that answer, of `count`. `listed`: what each lists."""
+    """Those that answer, of `count`. `listed`: what each lists. `partial`: the requests that leave a model without a place."""
 
-    def __init__(self, listed: dict[int, list[ModelInfo]], count: int = 2) -> None:
+    def __init__(
+        self, listed: dict[int, list[ModelInfo]], count: int = 2, partial: type[PlanRequest] | None = None
+    ) -> None:
         self.listed = listed
         self.count = count
+        self.partial = partial
         self.asked: list[PlanRequest] = []
 
     @contextmanager
@@ -32,8 +47,20 @@ class Shards:
     def ask_change(self, addresses: tuple[str, ...], request: PlanRequest, *, keyring: None) -> Changed:
         del keyring
         self.asked.append(request)
-        assert isinstance(request, ModelsRemove)
-        self.listed[int(addresses[0][-1])].clear()
+        own = self.listed[int(addresses[0][-1])]
+        match request:
+            case SectionAsked():
+                return Changed(request.request_no, "ok", document='{"name": "a"}')
+            case ModelsAdd():
+                own.append(model_info("a"))
+            case ModelSet(term=int(term)):
+                own[:] = [model_info("a", term=term)]
+            case ModelsRemove():
+                own.clear()
+        if self.partial is not None and isinstance(request, self.partial):
+            return Changed(
+                request.request_no, "partial", unplaced=(UnplacedInfo(ModelId("a"), None, "full"),)
+            )
         return Changed(request.request_no, "ok")
 
     def _says(self, shard: int) -> StatusListed:
@@ -79,3 +106,17 @@ def test_a_shard_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -
 def test_who_is_there_already_is_said_to_be(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
     result = moved(Shards({0: [], 1: [model_info("a")]}), monkeypatch, *words)
     assert (result.exit_code, result.output) == (0, "a is served by shard 1 already\n")
+
+
+@pytest.mark.parametrize("partial", [None, ModelsAdd, ModelSet, ModelsRemove])
+def test_a_model_is_said_to_be_moved_when_it_is_there_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, partial: type[PlanRequest] | None
+) -> None:
+    shards = Shards({0: [model_info("a")], 1: []}, partial=partial)
+    result = moved(shards, monkeypatch)
+    is_moved = not shards.listed[0]
+    assert is_moved == (partial in (None, ModelsRemove))
+    assert ("a moved to shard 1; " in result.output) == is_moved
+    assert ("a is not moved whole to shard 1: ask for the move again" in result.output) != is_moved
+    assert result.exit_code == (0 if partial is None else 6)
+    assert ("not every model has a place" in result.output) == (partial is not None)
