@@ -85,8 +85,8 @@ def test_a_standby_that_never_heard_that_it_was_lost_has_the_plan() -> None:
 
 def test_what_crossed_its_grant_and_was_preempted_is_no_violation() -> None:
     """Its frontend leaves it out of the next batch, too."""
-    shape = Shape(gpus=2, batching="shepherd", delay_ms=0.05, heartbeat_ms=250.0, rate_rps=40.0)
-    play(Script(12_315, shape, (Fault(486.8, "sleep", "scheduler:0", for_ms=250.0),)))
+    shape = Shape(gpus=2, batching="shepherd", delay_ms=0.05, start_ms=20.0, rate_rps=40.0)
+    play(Script(12_315, shape, (Fault(486.8, "sleep", "scheduler:1", for_ms=250.0),)))
 
 
 def test_a_frontend_that_scheduler_and_workers_took_for_lost_has_the_outputs_of_what_ran() -> None:
