@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fabric.errors import DeadlineExceeded, NoReplica
 from fabric.ids import ModelId, SliceId
 from fabric.messages import BatchEntry
-from roles.observability.absences import absences_of, gone, second_replica
+from roles.observability.absences import absences_of, during, gone, second_replica
 from roles.observability.diagnosis import Finding
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
@@ -268,8 +268,9 @@ def _no_slice(
     """Of one that found no slice: which were gone then, and what would have helped; empty: it found one."""
     if request.record.outcome != NoReplica.code:
         return []
-    away = absences_of(absences, hosting, request.asked_at_ms, request.ended_at_ms)
-    why = gone(away, hosting) or "which is not known any more, or none had started"
+    its = absences_of(absences, request.record.model_id, hosting)
+    why = gone(during(its, request.asked_at_ms, request.ended_at_ms), hosting)
+    why = why or "none had started, or what was gone then is not remembered any more"
     return [f"No slice of its model was there: {why}.", f"What would help: {second_replica(hosting)}."]
 
 
