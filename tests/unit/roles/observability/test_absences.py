@@ -149,6 +149,8 @@ def test_a_request_that_found_no_slice_is_told_which_was_gone() -> None:
     assert not any(AWAY in one for one in earlier)
     nothing = "none had started, or what was gone then is not remembered any more"
     assert f"No slice of its model was there: {nothing}." in earlier
+    unasked = explain(request, (), {KILLED.slice_id}).sentences
+    assert "No slice of its model was there: tenuto explain a-1 says which were gone." in unasked
     former = AbsenceSeen(replace(KILLED.entry, models=(OURS,)), 1_000.0, 13_000.0)
     assert f"No slice of its model was there: {AWAY}." in explain(request, (), (), (), [former]).sentences
 
