@@ -139,6 +139,11 @@ def _clip(value: Any) -> Any:
     return type(value)(**fields)
 
 
+def ago_ms(now_ms: float, at_ms: float) -> float:
+    """How long ago that was, as a message may say it: what is longer ago than the limit is that long ago."""
+    return min(max(0.0, now_ms - at_ms), DURATION_MAX_MS)
+
+
 # ---------------------------------------------------------------- rules
 
 

@@ -36,7 +36,7 @@ class ModelInfo(Value, frozen=True):
     is_idempotent: bool = True
     """A request may run again after a worker was lost that may have run it."""
     coming_in_ms: float | None = None
-    """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come."""
+    """Without replicas: when a slice will be ready, by what its start has taken before; None: none is known to come. Where one is late a frontend is told 0, a client None."""
     term: int = 0
     """How often it was moved between shards: of those that list it the one with the highest term serves it; see `LEAVING_TERM`."""
     heads: Listed[HeadInfo] = ()

@@ -147,12 +147,16 @@ class BatchEntry(Value, frozen=True):
 
 
 class SliceAbsence(Value, frozen=True):
-    """A slice that had been ready took no batches from `began_ago_ms` to `ended_ago_ms` ago (None: it does not yet), and why."""
+    """A slice that had been ready took no batches from `began_ago_ms` to `ended_ago_ms` ago (None: it does not yet), and why.
+
+    `models`: what it should have hosted, as it may not exist any more.
+    """
 
     slice_id: SliceId
     reason: str
     began_ago_ms: float
     ended_ago_ms: float | None = None
+    models: Listed[ModelId] = ()
 
 
 class BatchesRemembered(Message, frozen=True, tag=82):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,14 +129,16 @@ def hosting_of(scheduler: StatusListed, model_id: ModelId) -> set[SliceId]:
     return {one.slice_id for one in scheduler.slices if model_id in one.models}
 
 
-def _unhosted(scheduler: StatusListed) -> dict[ModelId, str]:
-    """Why models have no ready slice: what the plan says, else what the slices say that should host them."""
-    reasons: dict[ModelId, str] = {}
+def _unhosted(scheduler: StatusListed) -> dict[ModelId, dict[SliceId, str]]:
+    """Why models have no ready slice: what the plan says, else what each slice says that should host them."""
+    reasons: dict[ModelId, dict[SliceId, str]] = defaultdict(dict)
     for one in scheduler.slices:
         state = f"{one.slice_id} is {one.state}" + (f": {one.reason}" if one.reason else "")
-        reasons |= dict.fromkeys(one.models, state) | {left.model_id: left.reason for left in one.left_out}
+        its = dict.fromkeys(one.models, state) | {left.model_id: left.reason for left in one.left_out}
+        for model_id, reason in its.items():
+            reasons[model_id][one.slice_id] = reason
     if scheduler.plan is not None:
-        reasons |= {one.model_id: one.reason for one in scheduler.plan.unplaced}
+        reasons |= {one.model_id: {SliceId(""): one.reason} for one in scheduler.plan.unplaced}
     return reasons
 
 

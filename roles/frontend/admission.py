@@ -80,10 +80,10 @@ def admit(
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
     if info.replicas == 0:
-        coming_in_ms = _coming_in_ms(info, shards, now_ms)
+        coming_in_ms = shards.coming_in_ms(info.head_of or info.model_id, now_ms)
         # The scheduler knows best, and decides when it is announced.
         if coming_in_ms is None or budget_left_ms(asked, info) <= coming_in_ms:
-            return NotAdmitted(NoReplica, nothing_ready(info.model_id), coming_in_ms)
+            return NotAdmitted(NoReplica, nothing_ready(info.model_id), coming_in_ms or None)
     if asked.unread_ms > _UNREAD_SHARE * budget_of(asked, info):
         behind = f"this frontend has been {asked.unread_ms:.0f} ms behind with what its clients ask: its host is short of CPU"
         return NotAdmitted(Overloaded, behind, info.slo_ms)
@@ -100,12 +100,6 @@ def admit(
 def unheard_reason(shards: Sequence[int]) -> str:
     """Why a model that these shards may have is served by none."""
     return f"no shard that answers has it, and shard {', '.join(map(str, shards))} does not answer"
-
-
-def _coming_in_ms(info: ModelInfo, shards: Shards, now_ms: float) -> float | None:
-    """How long until a slice is ready, as far as the scheduler knew; None: it expects none."""
-    coming_at_ms = shards.coming_at_ms(info.head_of or info.model_id)
-    return None if coming_at_ms is None else max(0.0, coming_at_ms - now_ms)
 
 
 def budget_left_ms(asked: Asked, info: ModelInfo) -> float:

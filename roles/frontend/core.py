@@ -194,9 +194,7 @@ class FrontendCore:
     @property
     def models(self) -> tuple[ModelInfo, ...]:
         """The models, and applications, that clients may ask for."""
-        models = self._shards.models
-        whole = (one for one in models.values() if not one.heads)
-        return (*whole, *self._shards.heads.values(), *self._applications.listed(models))
+        return (*self._shards.told(self._now_ms), *self._applications.listed(self._shards.models))
 
     @property
     def counters(self) -> Mapping[str, float]:
@@ -389,7 +387,7 @@ class FrontendCore:
                 if code == ModelNotFound.code:
                     self._on_forgotten(dropped, model_id, link)
                     return
-                if retry_after_ms is None:  # else no margin is to blame
+                if retry_after_ms is None and code != NoReplica.code:  # else no margin is to blame
                     self._estimates.return_of(model_id).note_dropped(len(dropped))
                 for request in dropped:
                     self._requests.dropped(request, code, reason, retry_after_ms)

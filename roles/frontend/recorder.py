@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from fabric.errors import NoReplica, WorkerLost
 from fabric.ids import BatchId, ModelId, SliceId
+from fabric.limits import ago_ms
 from fabric.messages import (
     FiguresListed,
     Ledger,
@@ -246,7 +247,7 @@ class RequestRecorder:
                 one.model_id,
                 one.outcome,
                 one.reason,
-                max(0.0, now_ms - one.ended_at_ms),
+                ago_ms(now_ms, one.ended_at_ms),
                 max(0.0, one.budget_ms),
                 one.ledger,
                 one.batch_id,

@@ -109,10 +109,21 @@ class Shards:
         link = self._routes.get(model_id)
         return link.number if link is not None and link.is_linked else None
 
-    def coming_at_ms(self, model_id: ModelId) -> float | None:
-        """Of a model that nothing serves: when a slice will be ready, where one is expected."""
+    def coming_in_ms(self, model_id: ModelId, now_ms: float) -> float | None:
+        """Of a model that nothing serves: how long until a slice should be ready, 0 where that has passed; None: none is expected."""
         link = self._routes.get(model_id)
-        return None if link is None else link.known.coming_at_ms.get(model_id)
+        coming_at_ms = None if link is None else link.known.coming_at_ms.get(model_id)
+        return None if coming_at_ms is None else max(0.0, coming_at_ms - now_ms)
+
+    def told(self, now_ms: float) -> Iterator[ModelInfo]:
+        """What clients may ask, as it is now: of a slice that is late nobody knows when it will be ready."""
+        whole = (info for info in self.models.values() if not info.heads)
+        for info in (*whole, *self.heads.values()):
+            if info.coming_in_ms is None:
+                yield info
+            else:
+                coming_in_ms = self.coming_in_ms(info.head_of or info.model_id, now_ms)
+                yield replace(info, coming_in_ms=coming_in_ms or None)
 
     def heard(
         self, link: ShardLink, directory: Directory, *, is_listed: bool, now_ms: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fabric.ids import NodeId
+from fabric.limits import ago_ms
 from fabric.messages import GpuInfo, GpuReport, GpuSample, Telemetry
 from roles.node_agent.events import AgentAction, SampleGpus
 from roles.node_agent.mps.daemons import Daemons
@@ -70,7 +71,7 @@ class GpuWatch:
                 info,
                 sharing.get(info.gpu),
                 self._samples.get(info.gpu),
-                now_ms - self._sampled_at_ms if info.gpu in self._samples else None,
+                ago_ms(now_ms, self._sampled_at_ms) if info.gpu in self._samples else None,
             )
             for info in self._gpus
         )

@@ -19,7 +19,7 @@ from typing import Final
 
 from fabric.ids import ModelId, SliceId
 from policies.slo import BAD_RATE_ALLOWED
-from roles.observability.absences import gone, second_replica
+from roles.observability.absences import gone, not_there, second_replica
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
 from roles.observability.units import shown_ms
 
@@ -88,8 +88,8 @@ class Evidence:
     dispersion: float
     configured_way_ms: float = 0.0
     played: Played = field(default_factory=Played)
-    unhosted: str = ""
-    """Why no slice hosts it, where none does."""
+    unhosted: Mapping[SliceId, str] = field(default_factory=dict)
+    """Why no slice hosts it, where none does: of each that should, or under "" why none should."""
     unserved: int = 0
     """Bad ones that found no slice, or lost theirs."""
     hosting: Collection[SliceId] = ()
@@ -118,11 +118,10 @@ class Finding:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """What makes the model miss its SLO, the surest first; empty where it does not, or nothing known explains it."""
     if evidence.replicas == 0:
-        why = gone([one for one in evidence.absences if one.ended_at_ms is None], evidence.hosting)
-        reason = f": {why or evidence.unhosted}" if why or evidence.unhosted else ""
-        text = f"no ready slice hosts {evidence.model_id}{reason}"
+        reason, is_gone = not_there(evidence.absences, evidence.hosting, evidence.unhosted)
+        text = f"no ready slice hosts {evidence.model_id}" + (f": {reason}" if reason else "")
         advice = "tenuto status shows slices and GPUs; tenuto plan FILE --why what fits"
-        return [Finding(Cause.UNHOSTED, 1.0, text, second_replica(evidence.hosting) if why else advice)]
+        return [Finding(Cause.UNHOSTED, 1.0, text, second_replica(evidence.hosting) if is_gone else advice)]
     if evidence.bad_rate < BAD_RATE_ALLOWED:
         return []
     left = replace(evidence, bad=max(0, evidence.bad - evidence.unserved))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fabric.errors import DeadlineExceeded, NoReplica
 from fabric.ids import ModelId, SliceId
 from fabric.messages import BatchEntry
-from roles.observability.absences import absences_of, gone, second_replica
+from roles.observability.absences import absences_of, during, gone, second_replica
 from roles.observability.diagnosis import Finding
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
@@ -49,11 +49,11 @@ def explain(
     batches: Sequence[BatchSeen],
     hosting: Collection[SliceId],
     lately: Sequence[Finding] = (),
-    absences: Sequence[AbsenceSeen] = (),
+    absences: Sequence[AbsenceSeen] | None = None,
 ) -> Explanation:
     """`batches`: of all models, as the scheduler remembers them. `hosting`: slices that host the request's model.
 
-    `lately`: what is out of the ordinary in its model's last minute (`diagnosis.measured`). `absences`: when slices were not there.
+    `lately`: what is out of the ordinary in its model's last minute (`diagnosis.measured`). `absences`: when slices were not there; None: nobody asked.
     """
     own = batch_of(request, batches)
     behind = _behind(request, own, batches, hosting)
@@ -263,13 +263,17 @@ def _lately(request: RequestSeen, lately: Sequence[Finding]) -> Iterator[str]:
 
 
 def _no_slice(
-    request: RequestSeen, hosting: Collection[SliceId], absences: Sequence[AbsenceSeen]
+    request: RequestSeen, hosting: Collection[SliceId], absences: Sequence[AbsenceSeen] | None
 ) -> list[str]:
     """Of one that found no slice: which were gone then, and what would have helped; empty: it found one."""
     if request.record.outcome != NoReplica.code:
         return []
-    away = absences_of(absences, hosting, request.asked_at_ms, request.ended_at_ms)
-    why = gone(away, hosting) or "which is not known any more, or none had started"
+    if absences is None:
+        why = f"tenuto explain {request.record.request_id} says which were gone"
+    else:
+        its = absences_of(absences, request.record.model_id, hosting)
+        why = gone(during(its, request.asked_at_ms, request.ended_at_ms), hosting)
+        why = why or "none had started, or what was gone then is not remembered any more"
     return [f"No slice of its model was there: {why}.", f"What would help: {second_replica(hosting)}."]
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
+from roles.observability.absences import absences_of
 from roles.observability.diagnosis import BATCHES_MIN, Evidence, Played
 from roles.observability.last_minute import Minute, ways_ms
 from roles.observability.remedies import suspects_played
@@ -34,8 +35,8 @@ class Situation:
     replicas: Mapping[ModelId, int]
     late_timers_ms: Mapping[str, float]
     planned_rps: Mapping[ModelId, float]
-    unhosted: Mapping[ModelId, str] = field(default_factory=dict)
-    """Of models without a ready slice: why."""
+    unhosted: Mapping[ModelId, Mapping[SliceId, str]] = field(default_factory=dict)
+    """Of models without a ready slice: why, by slice; see `diagnosis.Evidence`."""
     unserved: Mapping[ModelId, int] = field(default_factory=dict)
     """Of the bad ones: how many found no slice, or lost theirs."""
     hosting: Mapping[ModelId, Collection[SliceId]] = field(default_factory=dict)
@@ -78,14 +79,13 @@ class Situation:
             dispersion_of(counts),
             network.control_ms + network.result_ms + network.data_ms_per_item,
             suspects_played(minute, model_id, dict(self.planned_rps)) if is_played else Played(),
-            self.unhosted.get(model_id, ""),
+            self.unhosted.get(model_id, {}),
             self.unserved.get(model_id, 0),
             hosting,
             [
                 one
-                for one in self.absences
-                if one.slice_id in hosting
-                and (one.entry.ended_ago_ms is None or one.entry.ended_ago_ms <= MINUTE_MS)
+                for one in absences_of(self.absences, model_id, hosting)
+                if one.entry.ended_ago_ms is None or one.entry.ended_ago_ms <= MINUTE_MS
             ],
         )
 

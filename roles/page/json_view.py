@@ -195,9 +195,7 @@ def _says(info: ModelInfo, live: LiveModel | None, stages_ms: Sequence[float] | 
     """In a sentence how it fares, and where its time goes where that is known. A simulation is asked for the rest (`tenuto why`)."""
     slo = shown_ms(info.slo_ms)
     if info.replicas == 0:
-        coming = (
-            "" if info.coming_in_ms is None else f"; one should be ready in {shown_ms(info.coming_in_ms)}"
-        )
+        coming = f"; one should be ready in {shown_ms(info.coming_in_ms)}" if info.coming_in_ms else ""
         return f"No ready slice hosts it{coming}."
     if live is None:
         return "No frontend of this host counts it."

@@ -477,7 +477,8 @@ class SchedulerCore:
             gone.extend(self._fleet.node_lost(node_id))
         hosts = dict.fromkeys(record.worker for record in gone if record.worker is not None)
         self._slices_changed(now_ms)
-        actions = self._slices_down(gone, SliceState.LOST, reason, now_ms)
+        who = "node agent" if nodes else "worker"
+        actions = self._slices_down(gone, SliceState.LOST, f"its {who} is gone: {reason}", now_ms)
         # Who was only stopped, or cut off, sees that we gave it up: a worker that its slices are not listed, an
         # agent that it hears of a directory at all. Both introduce themselves again.
         actions.extend(Send(host, self._fleet.directory()) for host in (*hosts, *agents))

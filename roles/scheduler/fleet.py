@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
+from fabric.limits import ago_ms
 from fabric.messages import (
     Directory,
     FrontendHello,
@@ -230,7 +231,7 @@ class Fleet:
         self._serves_no_more(record)
         del self.slices[record.spec.slice_id]
         self.starts.forget(record.spec.slice_id)
-        self.absences.forget(record.spec.slice_id)
+        self.absences.end(record.spec.slice_id, self.now_ms)
         self.version += 1
 
     def slo_ms(self, model_id: ModelId) -> float:
@@ -358,7 +359,7 @@ class Fleet:
         """A slice is not ready (any more); True when it was."""
         was_ready = record.is_ready
         if was_ready:
-            self.absences.begin(record.spec.slice_id, reason, self.now_ms)
+            self._goes_away(record, reason)
         self.absences.explain(record.spec.slice_id, reason)
         self._serves_no_more(record)
         record.state, record.reason, record.worker = state, reason, None
@@ -383,7 +384,7 @@ class Fleet:
         """A ready slice will end when what it has is done."""
         self._serves_no_more(record)
         record.is_leaving, record.reason = True, reason
-        self.absences.begin(record.spec.slice_id, reason, self.now_ms)
+        self._goes_away(record, reason)
         self.version += 1
 
     def slice_stays(self, record: SliceRecord) -> None:
@@ -518,7 +519,7 @@ class Fleet:
                 info,
                 record.sharing.get(info.gpu),
                 record.samples.get(info.gpu),
-                None if record.sampled_at_ms is None else now_ms - record.sampled_at_ms,
+                None if record.sampled_at_ms is None else ago_ms(now_ms, record.sampled_at_ms),
             )
             for node_id, record in self.devices.items()
             for info in record.gpus
@@ -538,6 +539,10 @@ class Fleet:
         if self.replicas[model_id]:
             return None
         return self.starts.coming_in_ms(model_id, self.now_ms)
+
+    def _goes_away(self, record: SliceRecord, reason: str) -> None:
+        models = tuple(model.model_id for model in record.spec.models)
+        self.absences.begin(record.spec.slice_id, models, reason, self.now_ms)
 
     def _serves_no_more(self, record: SliceRecord) -> None:
         if record.is_ready and not record.is_leaving:

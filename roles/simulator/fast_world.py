@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fabric.errors import NoReplica
 from fabric.ids import (
     Incarnation,
     ModelId,
@@ -313,7 +314,7 @@ class FastWorld:
             )
         count = sum(run.count for run in own)
         self.dropped[message.model_id] += count
-        if message.retry_after_ms is None:  # else no margin is to blame
+        if message.retry_after_ms is None and message.code != NoReplica.code:  # else no margin is to blame
             self._returns[message.model_id].note_dropped(count)
         self._progress_at_ms = now_ms
 

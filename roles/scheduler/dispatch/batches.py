@@ -150,7 +150,7 @@ class Batches:
     ) -> list[Send]:
         """No slice hosts their model: their authors hear when one will, where that is known."""
         coming_in_ms = self._fleet.starts.coming_in_ms(model_id, now_ms)
-        return self.refuse(model_id, runs, "NoReplica", reason, coming_in_ms)
+        return self.refuse(model_id, runs, "NoReplica", reason, coming_in_ms or None)
 
     def refuse(
         self,

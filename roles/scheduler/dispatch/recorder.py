@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from fabric.ids import BatchId, ModelId, SliceId
+from fabric.limits import ago_ms
 from fabric.messages import BatchEntry, BatchesRemembered, Done, RecordsAsked
 from policies.batching.base import Dispatch
 from roles.runtime.metrics.histogram import BATCH_SIZES, Histogram
@@ -129,6 +130,4 @@ class BatchRecorder:
 
 
 def _entry(one: _Ended, now_ms: float) -> BatchEntry:
-    return BatchEntry(
-        *one[:7], max(0.0, now_ms - one.sent_at_ms), max(0.0, now_ms - one.ended_at_ms), *one[9:]
-    )
+    return BatchEntry(*one[:7], ago_ms(now_ms, one.sent_at_ms), ago_ms(now_ms, one.ended_at_ms), *one[9:])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fabric.ids import ModelId, SliceId
+from fabric.limits import DURATION_MAX_MS
 from policies.batching.base import NEVER_MS
 
 LATE_TIMES: Final = 2.0
@@ -76,32 +77,39 @@ class StartTimes:
 
     def coming_at_ms(self, model_id: ModelId, now_ms: float) -> float:
         """When the first slice that starts with that model will be ready, not before now; never: none is expected."""
-        soonest_at_ms = NEVER_MS
-        for slice_id, start in self._under_way.items():
-            if model_id in start.models:
-                soonest_at_ms = min(soonest_at_ms, self._ready_at_ms(slice_id, start, now_ms))
-        return soonest_at_ms
+        return self._soonest(model_id, now_ms)[0]
 
     def coming_in_ms(self, model_id: ModelId, now_ms: float) -> float | None:
-        """How long until then; None: none is expected."""
-        coming_at_ms = self.coming_at_ms(model_id, now_ms)
-        return None if coming_at_ms == NEVER_MS else coming_at_ms - now_ms
+        """How long until then, as others are told; None: none is expected. 0 of one that is late: it may be ready any moment."""
+        coming_at_ms, is_late = self._soonest(model_id, now_ms)
+        if coming_at_ms == NEVER_MS:
+            return None
+        return 0.0 if is_late else min(coming_at_ms - now_ms, DURATION_MAX_MS)
 
-    def _ready_at_ms(self, slice_id: SliceId, start: _Start, now_ms: float) -> float:
+    def _soonest(self, model_id: ModelId, now_ms: float) -> tuple[float, bool]:
+        """When, and whether it is late."""
+        its = (
+            self._ready_at_ms(slice_id, start, now_ms)
+            for slice_id, start in self._under_way.items()
+            if model_id in start.models
+        )
+        return min(its, default=(NEVER_MS, False))
+
+    def _ready_at_ms(self, slice_id: SliceId, start: _Start, now_ms: float) -> tuple[float, bool]:
         if start.there_since_ms is not None and now_ms < start.there_since_ms + THERE_MS:
-            return now_ms
+            return now_ms, False
         if start.began_at_ms is None:
-            return NEVER_MS
+            return NEVER_MS, False
         takes_ms = self._took_ms.get(slice_id)
         if takes_ms is None:
             known = [self._of_model_ms.get(model_id) for model_id in start.models]
             takes_ms = max((one for one in known if one is not None), default=None)
         if takes_ms is None:
-            return NEVER_MS
+            return NEVER_MS, False
         taken_ms = now_ms - start.began_at_ms
         if taken_ms > _longest_ms(takes_ms):
-            return now_ms + taken_ms
-        return max(now_ms, start.began_at_ms + takes_ms)
+            return now_ms + taken_ms, True
+        return max(now_ms, start.began_at_ms + takes_ms), False
 
 
 def _longest_ms(takes_ms: float) -> float:

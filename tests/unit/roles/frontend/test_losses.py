@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from fabric.errors import nothing_ready
 from fabric.ids import BatchId, ModelId, PeerId
-from fabric.messages import Arrivals, Ping, Refusal, Returned, SeqRun, Unready
+from fabric.messages import (
+    Arrivals,
+    Dropped,
+    HeadInfo,
+    ModelsAsked,
+    ModelsListed,
+    Ping,
+    Refusal,
+    Returned,
+    SeqRun,
+    Unready,
+)
 from roles.frontend.core import FrontendCore
 from roles.frontend.drain import DRAIN_MS_MAX, UNDERWAY_MS
-from roles.frontend.events import ClientSaid, Reply, SchedulerSaid, TurnEnded
+from roles.frontend.events import ClientSaid, Release, Reply, SchedulerSaid, TurnEnded
+from roles.frontend.return_margin import ReturnPath
 from roles.runtime.core import Lost, Tick
 from roles.runtime.process_events import StopAsked
 from tests.builders import (
@@ -46,6 +59,31 @@ def test_one_who_cannot_wait_for_the_slice_hears_when_it_is_there() -> None:
     assert (reply.code, reply.reason, reply.retry_after_ms) == ("NoReplica", nothing_ready(DIGITS), 40.0)
     core = linked_core(model_info(replicas=0))
     assert refusal_of(core, 20.0, 0.0).retry_after_ms is None, "nothing is coming, as far as is known"
+
+
+def test_clients_are_told_how_long_it_is_from_now_until_a_slice_is_ready() -> None:
+    coming = replace(model_info(replicas=0), coming_in_ms=50.0)
+    vision = replace(coming, model_id=ModelId("vision"), heads=(HeadInfo(ModelId("cats"), 50.0),))
+    core = linked_core(coming, vision, model_info("there"), model_info("none", replicas=0))
+    for now_ms, left_ms in ((0.0, 50.0), (49.0, 1.0), (50.0, None), (9e9, None)):
+        (reply,) = of_type(Reply, core.handle(ClientSaid(CLIENT, ModelsAsked()), now_ms))
+        assert isinstance(reply.message, ModelsListed)
+        told_ms = {str(info.model_id): info.coming_in_ms for info in reply.message.models}
+        assert told_ms == {DIGITS: left_ms, "cats": left_ms, "there": None, "none": None}
+    assert len(of_type(Release, core.handle(asked(1, budget_ms=1.0), 9e9))) == 0, "the scheduler knows best"
+
+
+@pytest.mark.parametrize(("code", "is_blamed"), [("NoReplica", False), ("DeadlineExceeded", True)])
+def test_for_want_of_a_slice_no_margin_is_to_blame(
+    code: str, is_blamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blamed: list[int] = []
+    monkeypatch.setattr(ReturnPath, "note_dropped", lambda _, count: blamed.append(count))
+    core = linked_core()
+    core.handle(asked(1), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(SchedulerSaid(Dropped(DIGITS, (SeqRun(0, 1),), code, "none")), 1.0)
+    assert bool(blamed) is is_blamed
 
 
 def refusal_of(core: FrontendCore, budget_ms: float, now_ms: float) -> Refusal:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace as replace_evidence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from fabric.errors import nothing_ready
 from fabric.ids import BatchId, ModelId, NodeId, SliceId
-from fabric.messages import BatchEntry, Ledger, RequestRecord, SliceAbsence, SliceSpec
+from fabric.messages import BatchEntry, SliceSpec
 from roles.cli.why import told, why_document
 from roles.config.cluster import NetworkConfig
-from roles.observability.absences import gone
 from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose, measured
 from roles.observability.explain import explain
 from roles.observability.remedies import Remedy, remedies
-from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
+from roles.observability.remembered import BatchSeen
 from roles.observability.situation import Situation
 from tests.observed_stage import observed
 
@@ -233,93 +230,17 @@ def test_why_explain_and_the_page_tell_the_same_cause(case: str) -> None:
     assert shown["bad_rate"] >= 0.01
 
 
+NO_LOADER = "it has no loader for a cpu device"
+
+
 def test_a_model_that_nothing_hosts() -> None:
     situation = observed(document(), 1.0)
     known = {name: getattr(situation, name) for name in situation.__slots__}
-    bare = Situation(**known | {"replicas": {}, "unhosted": {OURS: "it has no loader for a cpu device"}})
+    bare = Situation(**known | {"replicas": {}, "unhosted": {OURS: {SliceId(""): NO_LOADER}}})
     assert causes(bare) == [Cause.UNHOSTED]
-    assert first(bare).sentence == "no ready slice hosts resnet50: it has no loader for a cpu device"
+    assert first(bare).sentence == f"no ready slice hosts resnet50: {NO_LOADER}"
     (verdict, *_) = told(bare.evidence(OURS), diagnose(bare.evidence(OURS)), [])
     assert verdict.startswith("resnet50 is not served: ")
-
-
-KILLED = AbsenceSeen(
-    SliceAbsence(SliceId("here/gpu0/0"), "its worker was killed by signal 9", 41_000.0, 29_000.0),
-    1_000.0,
-    13_000.0,
-)
-AWAY = (
-    "its only slice here/gpu0/0 was gone for 12 s, from 41 s to 29 s ago (its worker was killed by signal 9)"
-)
-
-
-def after_a_loss(*, bad: int = 156, unserved: int = 156, late_timers_ms: float = 129.0) -> Evidence:
-    return Evidence(
-        OURS, 200.0, 564, bad, 1, (), (), {}, {"frontend-1": late_timers_ms}, {OURS: 10.0}, {}, 1.0,
-        played=Played(as_planned=0.0), unserved=unserved, hosting={KILLED.slice_id}, absences=[KILLED],
-    )  # fmt: skip
-
-
-def test_a_slice_that_was_gone_is_the_cause_of_what_was_refused_meanwhile() -> None:
-    (finding,) = diagnose(after_a_loss())
-    assert (finding.cause, finding.weight) == (Cause.NO_SLICE, 1.0)
-    assert finding.sentence == f"156 requests found no slice or lost theirs: {AWAY}"
-    assert finding.advice.startswith("have a second replica on another node")
-
-
-@pytest.mark.parametrize(("unserved", "first_cause"), [(150, Cause.NO_SLICE), (20, Cause.HOST)])
-def test_other_causes_explain_what_is_left(unserved: int, first_cause: Cause) -> None:
-    found = diagnose(after_a_loss(unserved=unserved))
-    assert {one.cause for one in found} == {Cause.NO_SLICE, Cause.HOST}
-    assert found[0].cause is first_cause
-
-
-def test_evidence_has_the_absences_of_the_minute_of_the_slices_that_should_host_the_model() -> None:
-    situation = observed(document(), 1.0)
-    known = {name: getattr(situation, name) for name in situation.__slots__}
-    old = AbsenceSeen(SliceAbsence(KILLED.slice_id, "long ago", 90_000.0, 70_000.0), 0.0, 1.0)
-    others = AbsenceSeen(SliceAbsence(SliceId("here/gpu1/0"), "not ours", 9_000.0), 0.0, None)
-    lost = Situation(
-        **known
-        | {"bad": {OURS: 90}, "unserved": {OURS: 90}, "hosting": {OURS: {KILLED.slice_id}}}
-        | {"absences": [old, KILLED, others]}
-    )
-    assert first(lost).sentence == f"90 requests found no slice or lost theirs: {AWAY}"
-
-
-def test_without_a_known_absence_the_refusals_are_told() -> None:
-    (finding,) = diagnose(replace_evidence(after_a_loss(), absences=()))
-    assert finding.sentence == "156 requests found no slice or lost theirs"
-
-
-def test_several_absences_and_slices_are_summed_up() -> None:
-    here, there, third = SliceId("a/gpu0/0"), SliceId("b/gpu0/0"), SliceId("c/gpu0/0")
-    twice = [
-        AbsenceSeen(SliceAbsence(here, "killed", 9_000.0, 5_000.0), 1.0, 2.0),
-        AbsenceSeen(SliceAbsence(here, "hung", 2_000.0), 3.0, None),
-    ]
-    assert gone(twice, {here}) == (
-        "its only slice a/gpu0/0 was gone 2 times, 6 s in all, and last for the last 2 s (hung)"
-    )
-    other = AbsenceSeen(SliceAbsence(there, "", 4_000.0, 1_000.0), 1.0, 2.0)
-    assert gone([twice[0], other], {here, there, third}) == (
-        "2 of its 3 slices were gone: a/gpu0/0 for 4 s, from 9 s to 5 s ago (killed), b/gpu0/0 for 3 s, from 4 s to 1 s ago"
-    )
-
-
-def test_a_request_that_found_no_slice_is_told_which_was_gone() -> None:
-    record = RequestRecord(
-        1, "a-1", OURS, "NoReplica", nothing_ready(OURS), 30_000.0, 200.0, Ledger(total_ms=5.0), BatchId(0)
-    )
-    request = RequestSeen(record, 11_995.0, 12_000.0)
-    lately = measured(after_a_loss())
-    assert lately[0].cause is Cause.NO_SLICE
-    sentences = explain(request, (), {KILLED.slice_id}, lately, [KILLED]).sentences
-    assert f"No slice of its model was there: {AWAY}." in sentences
-    assert any("have a second replica on another node" in one for one in sentences)
-    assert not any("No single change" in one for one in sentences)
-    earlier = RequestSeen(record, 400.0, 500.0)
-    assert not any(AWAY in one for one in explain(earlier, (), {KILLED.slice_id}, (), [KILLED]).sentences)
 
 
 def test_a_late_or_refused_request_is_explained_by_what_ran_instead() -> None:

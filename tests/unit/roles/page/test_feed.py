@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.ids import NodeId
-from fabric.messages import GpuRef, PlanReport
+from fabric.ids import ModelId, NodeId
+from fabric.messages import GpuRef, ModelInfo, PlanReport
 from roles.page.feed import ANSWER_BYTES_MAX, EXPLAINED_MAX, FRAME_BATCHES_MAX, FRAMES_MAX, Feed
-from roles.page.json_view import MODELS_MAX, SLICES_MAX
+from roles.page.json_view import MODELS_MAX, SLICES_MAX, _says
 from roles.page.palette import Numbers
 from tests.page_stage import Stage, batch, gpu, live, request, slice_of
 
@@ -124,6 +125,14 @@ def test_a_gpu_that_is_drained_says_so() -> None:
     plan = PlanReport("steady", "", 1, 1, (), 0, 0, drained=(GpuRef(NodeId("here"), 1),))
     feed.look(Stage(gpus=[gpu(0), gpu(1)], plan=plan).look(1_000.0))
     assert [one["is_drained"] for one in told(feed)["state"]["gpus"]] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("coming_in_ms", "words"), [(2_000.0, "; one should be ready in 2 s"), (0.0, ""), (None, "")]
+)
+def test_when_a_slice_that_is_late_will_be_ready_is_not_said(coming_in_ms: float | None, words: str) -> None:
+    info = ModelInfo(ModelId("a"), 50.0, coming_in_ms=coming_in_ms)
+    assert _says(info, None, None) == f"No ready slice hosts it{words}."
 
 
 def test_what_is_no_number_is_null_for_json_has_no_word_for_it() -> None:

@@ -10,18 +10,15 @@ from fabric.errors import nothing_ready
 from fabric.ids import FrontendId, Incarnation, PeerId
 from fabric.messages import (
     Arrivals,
-    BatchesRemembered,
     Directory,
     Dropped,
     FrontendHello,
     Grant,
     ModelSpec,
     NodeHello,
-    RecordsAsked,
     ReplicaInfo,
     Returned,
     SeqRun,
-    SliceAbsence,
     SliceChanged,
     SliceReady,
     SliceSpec,
@@ -187,7 +184,7 @@ def test_the_longer_a_start_takes_the_fewer_wait_for_it() -> None:
     assert not dropped([send for _, send in run_until(core, 1_000.0 + 2 * START_MS)])
     (refused,) = dropped([send for _, send in run_until(core, 2_000.0)])
     assert (refused.code, refused.runs) == ("NoReplica", (SeqRun(0, 1),)), "it needs until 3,000 by now"
-    assert 900.0 < (refused.retry_after_ms or 0.0) <= 1_000.0
+    assert refused.retry_after_ms is None, "it is late, and may be ready the next moment"
     assert not dropped([send for _, send in run_until(core, 5_900.0)])
     (refused,) = dropped([send for _, send in run_until(core, 6_100.0)])
     assert refused.runs == (SeqRun(1, 1),), "half its budget is gone"
@@ -236,6 +233,22 @@ def test_frontends_are_told_when_the_model_will_be_served_again() -> None:
     sends = ready(core, SECOND, 1_400.0)
     (model,) = of_type(sends, Directory)[-1].models
     assert (model.replicas, model.coming_in_ms) == (1, None)
+
+
+@pytest.mark.parametrize("taken_ms", [START_MS, 1.5 * START_MS, 3 * START_MS, 1e5])
+def test_of_a_start_that_is_due_or_late_nobody_is_told_when_it_will_be_over(taken_ms: float) -> None:
+    core = core_that_lost_its_slice()
+    sends = hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 1_000.0 + taken_ms)
+    (model,) = of_type(sends, Directory)[-1].models
+    assert (model.replicas, model.coming_in_ms) == (0, 0.0), "a frontend asks the scheduler, who knows best"
+    assert not dropped(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 2e5), 1_001.0 + taken_ms)), "it waits"
+    told(core, SliceState.FAILED, 1_002.0 + taken_ms)
+    told(core, SliceState.STARTING, 1_003.0 + taken_ms)
+    (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 1.0), 1_003.0 + taken_ms))
+    assert refused.retry_after_ms == START_MS
+    late_ms = 1_003.0 + START_MS + taken_ms
+    (refused,) = dropped(hear(core, FRONTEND, Arrivals(MODEL, 2, 1, 0.0), late_ms))
+    assert refused.retry_after_ms is None
 
 
 def test_a_slice_that_drains_gets_nothing_more_and_stays_listed_until_it_ends() -> None:
@@ -321,31 +334,3 @@ def test_they_do_not_wait_for_ever_however_often_the_agent_says_so() -> None:
     (refused,) = dropped([send for _, send in run_until(core, 10.0 + THERE_MS + 2 * LOOK_EVERY_MS)])
     assert refused.code == "NoReplica"
     assert core.wake_at_ms is None, "nothing is left to look after"
-
-
-def absences(core: SchedulerCore, now_ms: float) -> tuple[SliceAbsence, ...]:
-    (send,) = hear(core, PeerId("operator/0"), RecordsAsked(MODEL, 1 << 52), now_ms)
-    assert isinstance(send.message, BatchesRemembered)
-    return send.message.absences
-
-
-def test_an_operator_hears_when_a_slice_was_away_and_the_reason_that_its_agent_gave() -> None:
-    core = core_that_lost_its_slice()
-    ready(core, SECOND, 1_400.0)
-    assert absences(core, 2_000.0) == (SliceAbsence(slice_id(0), "killed", 1_000.0, 600.0),)
-    core.handle(Lost(PeerId(f"{WORKER.rpartition('/')[0]}/{SECOND}"), "closed"), 3_000.0)
-    assert absences(core, 3_100.0)[1:] == (SliceAbsence(slice_id(0), "closed", 100.0),)
-    told(core, SliceState.LOST, 3_150.0, SECOND, "its worker was killed by signal 9")
-    told(core, SliceState.STARTING, 3_160.0)
-    (_, lasting) = absences(core, 3_200.0)
-    assert lasting == SliceAbsence(slice_id(0), "its worker was killed by signal 9", 200.0)
-
-
-def test_a_slice_that_drains_is_away_until_it_stays_and_one_that_never_was_ready_is_not() -> None:
-    core = core_that_lost_its_slice()
-    ready(core, SECOND, 1_400.0)
-    told(core, SliceState.DRAINING, 2_000.0, SECOND, "its node agent stops")
-    assert absences(core, 2_100.0)[1:] == (SliceAbsence(slice_id(0), "its node agent stops", 100.0),)
-    told(core, SliceState.READY, 2_200.0, SECOND)
-    assert absences(core, 2_300.0)[1:] == (SliceAbsence(slice_id(0), "its node agent stops", 300.0, 100.0),)
-    assert not absences(core_that_took_over(), 100.0)
