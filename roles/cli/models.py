@@ -39,7 +39,7 @@ from roles.cli.plan_changes import (
     show,
 )
 from roles.cli.restart import (
-    ChangeRefused,
+    RequestRefused,
     ask_supervisor,
     ask_what_supervisor_would_answer,
     raise_refusal,
@@ -232,7 +232,7 @@ def drain(*, where: str, is_back: bool, cluster: Cluster, is_dry: bool, as_json:
     what = f"{brief(where)} {'is used again' if is_back else 'drained'}"
     try:
         carry_out(drained, cluster, what=what, as_json=as_json, is_dry=is_dry)
-    except ChangeRefused as error:
+    except RequestRefused as error:
         if cluster.address or error.code != "UnknownGpu" or str(error).endswith("?"):
             raise
         # A scheduler knows hardware only; what is no node may be meant as a role.

@@ -146,7 +146,7 @@ def _where_supervisor_listens(run_dir: Path) -> list[str]:
     return [RunDir(run_dir).ipc_address(UP_SOCKET)]
 
 
-class ChangeRefused(ConfigError):
+class RequestRefused(ConfigError):
     """It cannot be done as asked, now or later. `code`: as in `Changed`."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -159,6 +159,6 @@ def raise_refusal(answer: Changed) -> None:
     if answer.status == "refused":
         if answer.code in ("Busy", "NotActive"):  # passing
             raise FabricError(f"{answer.code}: {answer.reason}")
-        raise ChangeRefused(answer.code, answer.reason)
+        raise RequestRefused(answer.code, answer.reason)
     if answer.status == "failed":
         raise FabricError(answer.reason)

@@ -11,9 +11,9 @@ share processes, up to 64 in one (`wanted.py`).
   once and dropped by its worker, which is told what is left to host. New slices, and one that is wanted
   again, always get a new process: the neighbours never notice, and there is one way to start.
 - A process that ends, whose device breaks, whose model hangs or that does not answer is started again with back-off. What a model
-  did to its process counts for the model (`workers/suspect_models.py`), which is left out in the end. A slice that never got ready
-  because its *loader* failed is not: it would fail again. It is tried anew when its specification changes,
-  or when it was unwanted for a while.
+  did to its process counts for the model (`workers/suspect_models.py`), which is left out in the end.
+- A slice that failed time after time, or whose loader failed, is given up, and tried again after a rest that doubles
+  (`slice_reports.py`); at once when its specification changes, or when it was unwanted for a while.
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
 - The scheduler is greeted until it answers with a `DesiredSlices`: what is sent without a connection is lost.
 - Of several schedulers the one that holds this agent's lease (`lease.py`) is listened to; the others are greeted once,
@@ -455,12 +455,14 @@ class NodeAgentCore:
             self._actions.append(Send(peer, Stop(0.0)))  # nobody's child: of no use to anyone
 
     def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
-        if not hello.slices:
+        taken = self._workers.taken
+        slices = [spec for spec in hello.slices if spec.slice_id not in taken]
+        if not slices:
             self._orphans.send_away(orphan.worker_id)
         else:
             self._orphans.adopted(orphan.worker_id)
             self.counters["workers_adopted"] += 1
-            self._workers.adopt(orphan, hello.slices, peer, now_ms)
+            self._workers.adopt(orphan, slices, peer, now_ms)
         self._settle_orphans(now_ms)
 
     def _settle_orphans(self, now_ms: float) -> None:
@@ -481,8 +483,13 @@ class NodeAgentCore:
             ):
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
-                worker.loading = None
-                self._reports.give_up(worker.slices.pop(slice_id), reason, now_ms, incarnation)
+                worker.loading, spec = None, worker.slices.pop(slice_id)
+                if self._is_stopping:
+                    self._reports.refuse(spec, reason, incarnation)
+                else:
+                    self._reports.give_up(spec, reason, now_ms, incarnation)
+                if worker.slices:  # else a new process and this one would both host it
+                    self._workers.tell_what_to_host(worker)
                 self._workers.end_if_unwanted(worker, now_ms)
 
     def _on_exit(self, name: str, code: int, last_words: str, now_ms: float) -> None:
@@ -515,7 +522,8 @@ class NodeAgentCore:
             self._on_daemons_changed(down, now_ms)
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
-        if self._reports.try_again(now_ms):
+        if rested := self._reports.try_again(now_ms):
+            self._workers.give_another_try(rested)
             self._start_missing(now_ms)
         self._look_for_silence(now_ms)
         if self._unready_until_ms is not None and self._unready_until_ms <= now_ms:

@@ -21,12 +21,16 @@ REST_LONGEST_MS: Final = 600_000.0
 
 
 class _GivenUp(Struct):
-    """A slice that failed under this specification, until it is ready or wanted otherwise."""
+    """A slice that failed under this specification, until it is wanted otherwise."""
 
     spec: SliceSpec
     times: int = 0
-    again_at_ms: float | None = None
-    is_tried_again: bool = False
+    rest_ms: float = 0.0
+    tried_at_ms: float | None = None
+    """The end of its rest; None: it is never tried again."""
+    is_resting: bool = True
+    was_ready: bool = False
+    """Since it was tried again."""
 
 
 class SliceReports:
@@ -49,46 +53,53 @@ class SliceReports:
         if self._status.get(slice_id) == status:
             return
         self._status[slice_id] = status
-        if state == SliceState.READY:
-            self._given_up.pop(slice_id, None)
+        if state == SliceState.READY and slice_id in self._given_up:
+            self._given_up[slice_id].was_ready = True
         self._tell(slice_id)
 
-    def refuse(self, spec: SliceSpec, reason: str) -> None:
-        """Report it as failed: under this specification it can never start here."""
+    def refuse(self, spec: SliceSpec, reason: str, incarnation: Incarnation | None = None) -> None:
+        """Report it as failed, and do not start it again under this specification."""
         self._given_up[spec.slice_id] = _GivenUp(spec)
-        self.report(spec.slice_id, SliceState.FAILED, reason[:REASON_CHARS_MAX])
+        self.report(spec.slice_id, SliceState.FAILED, reason[:REASON_CHARS_MAX], incarnation)
 
     def give_up(
         self, spec: SliceSpec, reason: str, now_ms: float, incarnation: Incarnation | None = None
     ) -> None:
-        """Report it as failed, and let it rest before it is tried again: what it lacked may be there then."""
+        """Report it as failed, and let it rest before it is tried again: what it lacked may be there then.
+
+        Twice as long each time, but for one that has lasted longer than its last rest.
+        """
         given_up = self._given_up.setdefault(spec.slice_id, _GivenUp(spec))
+        tried_at_ms = given_up.tried_at_ms
+        if given_up.was_ready and tried_at_ms is not None and now_ms >= tried_at_ms + given_up.rest_ms:
+            given_up.times = 0
         rest_ms = min(REST_MS * 2.0 ** min(given_up.times, 30), REST_LONGEST_MS)
-        given_up.times, given_up.again_at_ms, given_up.is_tried_again = (
-            given_up.times + 1,
-            now_ms + rest_ms,
-            False,
-        )
-        when = f" (tried again after {rest_ms / 1e3:g} s)"
+        given_up.times, given_up.rest_ms, given_up.tried_at_ms = given_up.times + 1, rest_ms, now_ms + rest_ms
+        given_up.is_resting, given_up.was_ready = True, False
+        when = f" (tried again {rest_ms / 1e3:g} s later)"
         words = reason[: REASON_CHARS_MAX - len(when)] + when
         self.report(spec.slice_id, SliceState.FAILED, words, incarnation)
 
     @property
     def wake_at_ms(self) -> float | None:
         """The end of the first rest."""
-        resting = (one.again_at_ms for one in self._given_up.values() if one.again_at_ms is not None)
+        resting = (
+            one.tried_at_ms
+            for one in self._given_up.values()
+            if one.is_resting and one.tried_at_ms is not None
+        )
         return min(resting, default=None)
 
-    def try_again(self, now_ms: float) -> bool:
-        """Whether there are slices that have rested enough; they are given up no more."""
+    def try_again(self, now_ms: float) -> list[SliceId]:
+        """Slices that have rested enough: they are given up no more."""
         rested = [
-            one
-            for one in self._given_up.values()
-            if one.again_at_ms is not None and one.again_at_ms <= now_ms
+            slice_id
+            for slice_id, one in self._given_up.items()
+            if one.is_resting and one.tried_at_ms is not None and one.tried_at_ms <= now_ms
         ]
-        for one in rested:
-            one.again_at_ms, one.is_tried_again = None, True
-        return bool(rested)
+        for slice_id in rested:
+            self._given_up[slice_id].is_resting = False
+        return rested
 
     def compare(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
         """Those no longer wanted stop; those given up may be tried anew, or are told of once more."""
@@ -98,7 +109,7 @@ class SliceReports:
         for slice_id, given_up in list(self._given_up.items()):
             if wanted.get(slice_id) != given_up.spec:
                 del self._given_up[slice_id]
-            elif not given_up.is_tried_again:
+            elif given_up.is_resting:
                 # Whoever asks again may be a scheduler that was not there when it failed.
                 self._tell(slice_id)
 
@@ -118,7 +129,7 @@ class SliceReports:
     @property
     def given_up(self) -> frozenset[SliceId]:
         """Those that are not to be started."""
-        return frozenset(slice_id for slice_id, one in self._given_up.items() if not one.is_tried_again)
+        return frozenset(slice_id for slice_id, one in self._given_up.items() if one.is_resting)
 
     def alive(self) -> tuple[SliceStatus, ...]:
         """For a scheduler that knows nothing of us."""

@@ -371,7 +371,9 @@ class Fleet:
         return was_ready
 
     def slice_starts(self, record: SliceRecord) -> None:
-        """A process for it is being started."""
+        """A process for it is being started, also where it had failed."""
+        if record.state == SliceState.FAILED:
+            record.state, record.reason = SliceState.STARTING, ""
         models = (model.model_id for model in record.spec.models)
         self.starts.begin(record.spec.slice_id, models, self.now_ms)
 

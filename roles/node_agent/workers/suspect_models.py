@@ -1,7 +1,8 @@
 """Models that hang or end their worker's process: a slice is served without one that has done so three times.
 
 What a model does to its process its neighbours on the slice suffer too. One accident is nobody's fault; who does it
-again and again is left out, until its own specification or its slice's share changes, or it was unwanted for a while.
+again and again is left out, until its own specification or its slice's share changes, or it was unwanted for a while, or, where
+nothing is left of its slice, until that is tried again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Suspects:
         record.strikes += 1
         record.last_at_ms, record.reason = now_ms, reason
         return record.strikes
+
+    def give_another_try(self, slice_ids: Container[SliceId]) -> None:
+        """Their models that are left out may load once more: who does it again is left out again."""
+        for (slice_id, _), record in self._records.items():
+            if slice_id in slice_ids:
+                record.strikes = min(record.strikes, STRIKES_MAX - 1)
 
     def left_out(self, slices: Container[SliceId]) -> tuple[LeftOut, ...]:
         """Models that these slices are served without."""

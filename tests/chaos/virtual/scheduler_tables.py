@@ -168,6 +168,9 @@ class SchedulerTables:
 
 
 def _news(directory: Directory) -> tuple[object, ...]:
-    """Without what is another at every moment."""
-    models = tuple(replace(model, coming_in_ms=None) for model in directory.models)
+    """Without what is another at every moment: of slices on their way only whether there is one."""
+    models = tuple(
+        model if model.coming_in_ms is None else replace(model, coming_in_ms=0.0)
+        for model in directory.models
+    )
     return models, directory.slices, directory.frontends

@@ -8,7 +8,7 @@ from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId
 from fabric.messages import Changed, UnplacedInfo
 from roles.cli.plan_changes import show
-from roles.cli.restart import ChangeRefused, raise_refusal
+from roles.cli.restart import RequestRefused, raise_refusal
 
 
 @pytest.mark.parametrize("is_dry", [False, True])
@@ -28,7 +28,7 @@ def test_a_change_that_left_a_model_without_a_place_is_not_told_as_a_whole_one(
 
 @pytest.mark.parametrize("code", ["UnknownModel", "NameTaken", "InvalidConfig", "UnknownGpu", "UnknownRole"])
 def test_a_refusal_that_stands_has_its_code(code: str) -> None:
-    with pytest.raises(ChangeRefused, match=f"^{code}: why$") as raised:
+    with pytest.raises(RequestRefused, match=f"^{code}: why$") as raised:
         raise_refusal(Changed(1, "refused", code, "why"))
     assert raised.value.code == code
 
