@@ -10,6 +10,7 @@ from fabric.messages import (
     GpuInfo,
     GpuSample,
     GpuSharing,
+    Host,
     ModelSpec,
     NodeHello,
     SliceChanged,
@@ -343,6 +344,21 @@ def test_an_orphan_is_adopted_before_the_scheduler_is_greeted() -> None:
         Heard(PeerId("worker-a-7/old"), SliceReady(SliceId("x"), Incarnation("old"), NodeId("a"), 0, (), ()))
     )
     assert agent.state("x") == ("ready", "")
+
+
+def test_of_two_orphans_that_host_the_same_slice_one_does() -> None:
+    other = Orphan("worker-a-9", 79, Incarnation("older"), is_mps=True)
+    agent = Agent(orphans=[ORPHAN, other], daemons=[0])
+    agent.feed(hello("old", 77, spec("x")))
+    message = WorkerHello("worker-a-9", Incarnation("older"), 79, (spec("x"), spec("y")))
+    done = agent.feed(Heard(PeerId("worker-a-9/older"), message))
+    (host,) = [one.message for one in done if isinstance(one, Send) and isinstance(one.message, Host)]
+    assert [one.slice_id for one in host.slices] == ["y"]
+    (greeting,) = hellos(done)
+    assert sorted((one.slice_id, one.incarnation) for one in greeting.slices) == [
+        ("x", "old"),
+        ("y", "older"),
+    ]
 
 
 def test_an_orphan_without_slices_is_killed() -> None:

@@ -357,10 +357,46 @@ def test_a_slice_that_was_given_up_is_tried_again_after_a_rest_that_doubles_for_
         assert host.want(spec("x")) == []
     host.greet(started.worker_id)
     host.ready(started.worker_id, "x")
-    host.until(host.now_ms + 120_000.0)
+    host.until(host.now_ms + 600_000.0)
     assert fail_five_times(host, started).status.reason.endswith("(tried again 60 s later)"), "it had served"
     host.want()
     assert spawns(host.until(host.now_ms + 3_600_000.0)) == []
+
+
+def test_who_is_ready_each_time_and_dies_soon_rests_longer_each_time_too() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    for rest_s in (60, 120, 240):
+        for attempt in range(1, 6):
+            host.greet(started.worker_id)
+            host.ready(started.worker_id, "x")
+            host.until(host.now_ms + 2_000.0)
+            told = reports(host.exit(started.worker_id, -11))
+            if attempt < 5:
+                (started,) = spawns(host.until(host.now_ms + 5_000.0))
+        assert told[-1].status.reason.endswith(f"(tried again {rest_s} s later)")
+        (started,) = spawns(host.until(host.now_ms + 1e3 * rest_s))
+
+
+def test_a_slice_tried_again_may_load_the_model_that_was_left_out_once_more() -> None:
+    """What killed its process while it loaded may have passed, such as a host short of memory."""
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    for _ in range(3):
+        host.greet(started.worker_id)
+        host.hear(started.worker_id, Loading(SliceId("x"), ModelId("m")))
+        host.exit(started.worker_id, -9)
+        (started,) = spawns(host.until(host.now_ms + 150.0))
+    for rest_ms in (60_000.0, 120_000.0):
+        (out,) = hosted_by(host, started.worker_id).left_out
+        assert out.model_id == "m"
+        assert changes(fail(host, started.worker_id, "x")) == [("x", "failed")], "nothing is left of it"
+        host.exit(started.worker_id, 0)
+        (started,) = spawns(host.until(host.now_ms + rest_ms))
+        assert hosted_by(host, started.worker_id).left_out == ()
+        host.hear(started.worker_id, Loading(SliceId("x"), ModelId("m")))
+        host.exit(started.worker_id, -9)
+        (started,) = spawns(host.until(host.now_ms + 150.0))
 
 
 def test_an_agent_that_ends_tries_nothing_again() -> None:
@@ -503,11 +539,26 @@ def test_a_failed_slice_does_not_disturb_its_neighbours() -> None:
     (started,) = spawns(host.want(spec("x", "emulated"), spec("y", "emulated")))
     host.greet(started.worker_id)
     host.ready(started.worker_id, "y")
-    assert sent(fail(host, started.worker_id, "x")) == []
-    assert not [action for action in host.until(59_000.0) if isinstance(action, Kill)]
-    host.exit(started.worker_id)
-    (again,) = spawns(host.until(59_100.0))
+    (told_to_host,) = [message for _, message in sent(fail(host, started.worker_id, "x"))]
+    assert isinstance(told_to_host, Host)
+    assert [slice_.slice_id for slice_ in told_to_host.slices] == ["y"]
+    done = host.until(60_000.0)
+    assert not [action for action in done if isinstance(action, Kill)]
+    (again,) = spawns(done)
+    assert [slice_.slice_id for slice_ in again.slices] == ["x"], "in a process of its own"
+    host.greet(again.worker_id)
+    assert changes(host.ready(again.worker_id, "x")) == [("x", "ready")]
+    assert changes(host.exit(started.worker_id)) == [("y", "lost")]
+    (again,) = spawns(host.until(60_100.0))
     assert [slice_.slice_id for slice_ in again.slices] == ["y"]
+
+
+def test_an_agent_that_stops_says_of_no_slice_that_it_is_tried_again() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    host.greet(started.worker_id)
+    host.feed(StopAsked())
+    assert not [one for one in reports(fail(host, started.worker_id, "x")) if "again" in one.status.reason]
 
 
 def test_a_slice_that_breaks_after_it_was_ready_gets_a_new_process() -> None:

@@ -235,6 +235,24 @@ def test_frontends_are_told_when_the_model_will_be_served_again() -> None:
     assert (model.replicas, model.coming_in_ms) == (1, None)
 
 
+def test_frontends_hear_that_a_start_came_to_nothing() -> None:
+    core = core_that_lost_its_slice()
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 1_100.0)
+    sends = told(core, SliceState.FAILED, 1_200.0, reason="given up") + [
+        send for _, send in run_until(core, 1_300.0)
+    ]
+    (model,) = of_type(sends, Directory)[-1].models
+    assert (model.replicas, model.coming_in_ms) == (0, None)
+
+
+def test_a_slice_that_failed_and_is_started_again_starts() -> None:
+    core = core_that_lost_its_slice()
+    told(core, SliceState.FAILED, 1_200.0, reason="given up")
+    told(core, SliceState.STARTING, 61_200.0)
+    record = core._fleet.slices[slice_id(0)]
+    assert (record.state, record.reason) == (SliceState.STARTING, "")
+
+
 @pytest.mark.parametrize("taken_ms", [START_MS, 1.5 * START_MS, 3 * START_MS, 1e5])
 def test_of_a_start_that_is_due_or_late_nobody_is_told_when_it_will_be_over(taken_ms: float) -> None:
     core = core_that_lost_its_slice()
