@@ -17,6 +17,7 @@ import contextlib
 import ipaddress
 import os
 import socket as plain
+import stat
 import struct
 import threading
 from collections.abc import Collection
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from zmq.auth import Authenticator
 
 _KEY: Final = "?key="
-_FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+KEYLESS: Final = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+"""Of who has no key at all; who has one that is not trusted is told of by the authenticator."""
 _EVENT: Final = struct.Struct("=H")  # a monitor's first frame begins with the event's number
 _serial = count(1)
 
@@ -74,7 +76,6 @@ class LinkAccess:
 
     def listen(self, socket: zmq.Socket[bytes]) -> None:
         """Before it is bound to a TCP address: what it is bound to from now on takes keys only."""
-        self._count_failures(socket)
         # Here, where there are keys: pyzmq's thread takes asyncio with it, a tenth of a process's start.
         from fabric.curve_authenticator import authenticator_of  # noqa: PLC0415  see above
 
@@ -85,10 +86,13 @@ class LinkAccess:
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, self._domain.encode())
 
-    def _count_failures(self, socket: zmq.Socket[bytes]) -> None:
-        """Who has no key at all, or no words of ZeroMQ's, never gets as far as to be asked for one: ZeroMQ tells of him."""
+    def count_failures(self, socket: zmq.Socket[bytes]) -> None:
+        """Of a socket that nobody else monitors: ZeroMQ has room for one monitor.
+
+        Who has no key at all, or no words of ZeroMQ's, never gets as far as to be asked for one: ZeroMQ tells of him.
+        """
         place = f"inproc://refused-{self._domain}"
-        socket.monitor(place, _FAILED | zmq.EVENT_MONITOR_STOPPED)
+        socket.monitor(place, KEYLESS | zmq.EVENT_MONITOR_STOPPED)
         shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
             socket.context.underlying
         )  # at exit it is this thread's to close, when it is told
@@ -179,11 +183,14 @@ class LinkAccess:
     def _hang_up(self, descriptor: int) -> None:
         """End a connection under ZeroMQ, which has no word for it. If its descriptor is another's by now, that one connects again."""
         self._spoke_by.pop(descriptor, None)
-        with contextlib.suppress(OSError), plain.socket(fileno=os.dup(descriptor)) as connection:
-            if (
-                connection.family != plain.AF_UNIX and connection.getsockname()[1] in self._ports
-            ):  # else it is nothing of this link
-                connection.shutdown(plain.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                return  # the kernel has given it out again
+            with plain.socket(fileno=os.dup(descriptor)) as connection:
+                if (
+                    connection.family != plain.AF_UNIX and connection.getsockname()[1] in self._ports
+                ):  # else it is nothing of this link
+                    connection.shutdown(plain.SHUT_RDWR)
 
     def check_owner(self, principal: str, message: object) -> None:
         """Raises RemoteProtocolError where a node speaks of another node's slice."""

@@ -19,6 +19,9 @@ def authenticator_of(context: zmq.Context[zmq.Socket[bytes]]) -> _Authenticator:
     return made
 
 
+os.register_at_fork(after_in_child=authenticator_of.cache_clear)
+
+
 class _Authenticator(ThreadAuthenticator):
     """Pyzmq's, but whoever is refused by a PULL may ask again, when it may be known.
 

@@ -95,9 +95,17 @@ def nearest(addresses: tuple[str, ...]) -> str:
     if not sockets:
         raise ConfigError("there is no address to connect to")
     for address in sockets:
-        if address.startswith("ipc://") and Path(path_of(address)).is_socket():
+        if address.startswith("ipc://") and _is_socket(Path(path_of(address))):
             return address
     return next((address for address in sockets if not address.startswith("ipc://")), sockets[0])
+
+
+def _is_socket(path: Path) -> bool:
+    """Not where it cannot be looked at: it may lie in somebody else's folder of the same name."""
+    try:
+        return path.is_socket()
+    except OSError:
+        return False
 
 
 def _is_still_there(descriptor: int, path: Path) -> bool:

@@ -195,7 +195,8 @@ def key_file(principal: str) -> str:
 def read_trusted(path: Path) -> Trusted:
     """Raises ConfigError where there is none, or it is no such list."""
     trusted = _read(path, Trusted)
-    found = path.stat()
+    with naming_path(path):
+        found = path.stat()
     if found.st_mode & 0o022 or found.st_uid not in {0, os.geteuid()}:
         raise ConfigError(f"{path}: others may write it, and so let in whom they like; chmod 644 {path}")
     if len(trusted.keys) > TRUSTED_MAX:
@@ -207,7 +208,8 @@ def read_trusted(path: Path) -> Trusted:
 def read_pair(path: Path) -> KeyPair:
     """Raises ConfigError where there is none, or others of this host may read it."""
     pair = _read(path, KeyPair)
-    mode = stat.S_IMODE(path.stat().st_mode)
+    with naming_path(path):
+        mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise ConfigError(
             f"{path}: others may read it (mode {mode:04o}); chmod 600 {path}, or rotate the key"

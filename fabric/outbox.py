@@ -16,7 +16,7 @@ from fabric.link import NamedTensor, Packed
 from fabric.messages import PARCELS_MAX, AnyMessage
 
 GATHERED_BYTES_MAX: Final = 1 << 20
-"""Of tensors that travel together; a large tensor gains nothing by company."""
+"""Of tensors that travel together, those in shared memory too: a receiver's limit is for all of a message's."""
 
 
 class Sending(Protocol):
@@ -39,14 +39,14 @@ class _Gathered:
     def has_room(self, more: Packed) -> bool:
         return (
             len(self.packed) < PARCELS_MAX
-            and self._size + more.size <= GATHERED_BYTES_MAX
+            and self._size + more.size + more.shared_size <= GATHERED_BYTES_MAX
             # So short a header does not describe as many tensors as a message may have.
             and not are_too_long(self._header_size + len(more.header))
         )
 
     def add(self, more: Packed) -> None:
         self.packed.append(more)
-        self._size += more.size
+        self._size += more.size + more.shared_size
         self._header_size += len(more.header)
 
 
@@ -78,8 +78,9 @@ class Outbox:
         if gathered is None:
             gathered = self._gathered[peer] = _Gathered()
         elif not gathered.has_room(packed):
-            self._send(peer, gathered.packed)
-            gathered = self._gathered[peer] = _Gathered()
+            full, gathered = gathered, _Gathered()
+            self._gathered[peer] = gathered  # before the send, whose refusal may have something to say
+            self._send(peer, full.packed)
         gathered.add(packed)
 
     def flush(self) -> None:

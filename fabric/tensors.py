@@ -79,6 +79,7 @@ class ArenaSharing:
         """Readers keep what they have open."""
         if self._arena is not None:
             self._arena.close()
+            self._arena, self._is_refused = None, True  # tensors that lie in it keep it
 
     def _opened(self) -> Arena | None:
         if self._arena is None and not self._is_refused:

@@ -28,13 +28,17 @@ class BlockingClient:
         self._client: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        """Nothing is begun on a loop that is told to end."""
 
     def open(self) -> None:
-        """Connect. Raises PeerLost when nobody answers in time."""
-        loop = self._loop = asyncio.new_event_loop()
+        """Connect, anew where it was open. Raises PeerLost when nobody answers in time, ConfigError for what is no address."""
+        self.close()
+        self._client = Client(self._address, self._options)
+        loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run_loop, args=(loop,), name="tenuto-client", daemon=True)
         self._thread.start()
-        self._client = Client(self._address, self._options)
+        self._loop = loop
         try:
             self._call(self._client.open(), self._options.connect_timeout_ms)
         except BaseException:
@@ -43,12 +47,13 @@ class BlockingClient:
 
     def close(self) -> None:
         """Give up what is pending and end the thread, within a bounded time. Safe to call twice."""
-        loop, self._loop = self._loop, None
-        if loop is None or self._thread is None or self._client is None:
-            return
-        loop.call_soon_threadsafe(self._client.close)
-        # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
-        loop.call_soon_threadsafe(lambda: loop.call_later(0.01, loop.stop))
+        with self._lock:
+            loop, self._loop = self._loop, None
+            if loop is None or self._thread is None or self._client is None:
+                return
+            loop.call_soon_threadsafe(self._client.close)
+            # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
+            loop.call_soon_threadsafe(lambda: loop.call_later(0.01, loop.stop))
         self._thread.join(_JOIN_S)
 
     def __enter__(self) -> Self:
@@ -90,8 +95,11 @@ class BlockingClient:
         return self._client
 
     def _start(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        assert self._loop is not None, "opened"
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._loop is not None:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise PeerLost("the client was closed")
 
     def _call(self, work: Coroutine[Any, Any, _T], limit_ms: float) -> _T:
         future = self._start(work)

@@ -172,11 +172,18 @@ class Client:
                 async with asyncio.timeout(_OTHERS_WAIT_S):
                     await self._greetings_of(len(self._connections))
         except TimeoutError as error:
-            trouble = next((one.trouble for one in self._connections if one.trouble), "")
-            raise PeerLost(f"no frontend answers at {self._where}{trouble}") from error
-        finally:
-            if not self._usable:
-                self.close()
+            self.close()
+            raise self._nobody() from error
+        except BaseException:
+            self.close()
+            raise
+        if not self._usable:  # lost again meanwhile
+            self.close()
+            raise self._nobody()
+
+    def _nobody(self) -> PeerLost:
+        trouble = next((one.trouble for one in self._connections if one.trouble), "")
+        return PeerLost(f"no frontend answers at {self._where}{trouble}")
 
     async def _greetings_of(self, count: int) -> None:
         """Wait until so many frontends have answered."""

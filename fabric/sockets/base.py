@@ -59,11 +59,17 @@ _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it
 
 @cache
 def context() -> zmq.Context[zmq.Socket[bytes]]:
-    """The process's ZeroMQ context, made at first use, ended at exit with nothing left to linger."""
+    """The process's ZeroMQ context, made at first use, ended at exit with nothing left to linger.
+
+    A process that is forked has none of the threads of its parent's, so it makes its own.
+    """
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
     atexit.register(made.destroy, linger=0)
     return made
+
+
+os.register_at_fork(after_in_child=context.cache_clear)
 
 
 class SocketLink(ABC):
@@ -352,6 +358,7 @@ class ListeningLink(SocketLink):
                     check_listening(address, guard)
                     if guard is not None and not is_guarded:
                         guard.listen(self._socket)  # holds for what is bound from here on
+                        self._count_keyless(guard)
                         is_guarded = True
                 with naming(address, "bind"), private_files():
                     self._socket.bind(address)
@@ -360,6 +367,10 @@ class ListeningLink(SocketLink):
         except ConfigError:
             self.close()
             raise
+
+    def _count_keyless(self, guard: LinkAccess) -> None:
+        """From now on count who comes without any key."""
+        guard.count_failures(self._socket)
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         return NOBODY, None if self._guard is None or whole.last_frame is None else self._guard.check(

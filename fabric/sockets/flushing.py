@@ -5,6 +5,7 @@ ZeroMQ does the same for its sockets (linger).
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -32,6 +33,14 @@ class BackgroundFlush:
         self._lock = threading.Lock()
         self._leaving: list[_Leaving] = []
         self._is_running = False
+
+    def begin_anew(self) -> None:
+        """In a fork, which has none of its parent's threads: what these are to send is theirs to send."""
+        self._lock = threading.Lock()
+        self._is_running = False
+        for one in self._leaving:
+            one.connected.close()
+        self._leaving.clear()
 
     def take(self, connected: socket.socket, unsent: deque[list[memoryview]], within_ms: float) -> None:
         """Send that, as far as the other end reads it in time, then close the socket."""
@@ -75,3 +84,6 @@ def _has_left(one: _Leaving) -> bool:
 
 IN_BACKGROUND = BackgroundFlush()
 """The process's."""
+
+
+os.register_at_fork(after_in_child=IN_BACKGROUND.begin_anew)

@@ -37,6 +37,7 @@ class ConnectionMonitor:
         self._is_standing = False
         self._ended: list[int] = []
         self._failed: deque[int] = deque(maxlen=_FAILURES_MAX)
+        self._failures = 0
         self._socket = context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         # No bound: ZeroMQ's own thread would wait for us, who may wait for that thread. An event is a few bytes, and
@@ -59,6 +60,12 @@ class ConnectionMonitor:
         self._failed.clear()
         return failed
 
+    def count_failed(self) -> int:
+        """How many handshakes have failed since the last call."""
+        self._hear()
+        failures, self._failures = self._failures, 0
+        return failures
+
     def close(self) -> None:
         """Before its socket is closed."""
         self._watched.disable_monitor()
@@ -79,3 +86,4 @@ class ConnectionMonitor:
                 self._is_standing = False
             else:
                 self._failed.append(event)
+                self._failures += 1

@@ -3,7 +3,7 @@
 A push socket cannot have ZMQ_IMMEDIATE: its first message is sent in the moment it is opened, before any connection
 can exist, and would be refused every time. Instead its queue is small in messages and in bytes (ZeroMQ only counts
 messages, so the bytes are ours to count, by trackers that tell when ZeroMQ is done with a message's last frame), and
-`drop` throws it away the moment a worker is known to be lost.
+`drop` gives it 100 ms to leave once a worker is known to be lost.
 """
 
 from __future__ import annotations

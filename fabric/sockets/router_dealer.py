@@ -7,13 +7,13 @@ a connection that was closed (`take_lost`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import zmq
 
 from fabric import frames
-from fabric.curve import LinkAccess, Speaker, principal_of_server
+from fabric.curve import KEYLESS, LinkAccess, Speaker, principal_of_server
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import PeerId
 from fabric.ipc import IPC, nearest, stream_path_of
@@ -63,7 +63,7 @@ class RouterLink(ListeningLink):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._routes = Routes()
-        self._connections = self._watch_connections()
+        self._connections = self._watch_connections(zmq.EVENT_DISCONNECTED | (KEYLESS if guard else 0))
         self._descriptor_of: dict[PeerId, int] = {}
         self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
         self._stream_of: dict[PeerId, LocalStream] = {}  # those whose newest connection is one
@@ -104,9 +104,17 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """See `new_counters`."""
+        self._note_ended()  # which hears of who came without a key
+        return super().counters
+
     def _note_ended(self) -> None:
         if self._socket.closed:
             return
+        if self._guard is not None:
+            self._guard.refused += self._connections.count_failed()
         for descriptor in self._connections.ended():
             peer = self._peer_at.pop(descriptor, None)
             if (
@@ -114,6 +122,9 @@ class RouterLink(ListeningLink):
             ):  # else it is back by another one
                 self._routes.end(peer)
                 self._note_lost(peer)
+
+    def _count_keyless(self, guard: LinkAccess) -> None:
+        pass  # the monitor of its connections tells
 
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:

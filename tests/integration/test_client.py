@@ -422,6 +422,51 @@ def test_closing_a_blocking_client_gives_up_what_is_pending(frontend: Frontend) 
         client.infer("echo", {"x": [1]})
 
 
+def test_a_blocking_client_that_cannot_be_opened_leaves_nothing(frontend: Frontend) -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    before = held()
+    for _ in range(3):
+        with pytest.raises(ConfigError):
+            BlockingClient([]).open()
+    assert held() == before
+    client = BlockingClient(frontend.address)
+    client.open()
+    opened_once = held()
+    client.open()
+    assert held() == opened_once, "the former connection is closed"
+    client.close()
+
+
+def test_what_is_asked_while_a_blocking_client_is_closed_is_lost(frontend: Frontend) -> None:
+    """Between the look whether it is open and the start of the work: by whichever thread."""
+    client = BlockingClient(frontend.address)
+    client.open()
+    work = client._opened().infer("echo", {"x": IMAGE})
+    client.close()
+    with pytest.raises(PeerLost, match="was closed"):
+        client._start(work)
+    with pytest.raises(PeerLost, match="not open"):
+        client.infer("echo", {"x": IMAGE})
+
+
+def test_an_opening_that_is_cancelled_leaves_the_client_closed(frontend: Frontend) -> None:
+    async def talk() -> None:
+        client = Client([frontend.address, "tcp://127.0.0.1:9"])
+        opening = asyncio.ensure_future(client.open())
+        while not client._usable:
+            await asyncio.sleep(0.001)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+        assert not client._is_open
+        with pytest.raises(PeerLost):
+            await client.infer("echo", {"x": IMAGE})
+
+    asyncio.run(talk())
+
+
 def test_any_role_can_be_asked_for_its_status(frontend: Frontend) -> None:
     listed = ask_status(frontend.address)
     assert (listed.role_id, listed.counters) == ("frontend-0", {"bytes_in": 5.0})

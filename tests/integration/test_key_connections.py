@@ -201,6 +201,21 @@ def test_a_connection_of_a_revoked_key_is_ended_though_nobody_speaks(folder: Pat
     assert [one.message for one in take(router, 1)] == [Ping(3)]
 
 
+def test_who_is_killed_or_has_no_key_is_told_of_by_tcp_with_keys_too(folder: Path, opened: Opened) -> None:
+    router = RouterLink.bind([TCP], guard=guarded(Keyring.of_folder(folder, SCHEDULER), CONTROL_KINDS))
+    opened(router)
+    keyless = DealerLink.connect(PeerId("frontend-1/1"), SERVER, [bare(router)])
+    opened(keyless)
+    until(lambda: router.counters["keys_refused"] > 0 and not router.take_lost(), router)
+    link = dealer("frontend-0/1", router.addresses, guarded(Keyring.of_folder(folder, FRONTEND)), opened)
+    says(link, 1)
+    take(router, 1)
+    assert not router.take_lost()
+    link.close()
+    until(lambda: list(router.take_lost()) == ["frontend-0/1"], router, limit_ms=10_000)
+    assert not router._descriptor_of
+
+
 def test_payload_of_a_revoked_key_ends_its_connection(folder: Path, opened: Opened) -> None:
     keyring, clock = followed(folder, f"{NODE}/a")
     pull = PullLink.bind([TCP], guard=guarded(keyring, {FRONTEND}, names=False))

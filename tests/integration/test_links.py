@@ -18,7 +18,7 @@ from fabric import codec, frames
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, LocalProtocolError
 from fabric.ids import Epoch, Incarnation, ModelId, PeerId
-from fabric.ipc import PATH_BYTES_MAX
+from fabric.ipc import PATH_BYTES_MAX, nearest
 from fabric.link import Link, NamedTensor, Received
 from fabric.messages import WIRE_VERSION, Envelope, Infer, Parcel, Ping, Pong, SeqRun, Withdraw
 from fabric.shared_memory import Arena, memory_address
@@ -164,6 +164,15 @@ def test_one_link_is_reached_at_several_addresses(tmp_path: Path, opened: Opened
         assert take(pull, 1)[0].message == Ping(place)
 
 
+def test_an_ipc_address_that_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_socket", refuse)
+    assert nearest(("ipc:///private/socket", "tcp://127.0.0.1:1")) == "tcp://127.0.0.1:1"
+    assert nearest(("ipc:///private/socket",)) == "ipc:///private/socket"
+
+
 def test_an_ipc_address_of_another_host_is_passed_over(tmp_path: Path, opened: Opened) -> None:
     pull = PullLink.bind([TCP])
     opened(pull)
@@ -227,6 +236,47 @@ def test_a_process_that_is_killed_is_lost_at_once_to_whoever_listens(address: st
     until(lambda: list(router.take_lost()) == ["talker/1"], router, limit_ms=1_000)
     assert not router.take_lost()
     assert not router.send(PeerId("talker/1"), Ping(1))
+
+
+FORKING = """
+import os, sys, time
+from fabric.ids import PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink
+
+def says(own, number):
+    link = DealerLink.connect(PeerId(own), PeerId("server/1"), [sys.argv[1]])
+    while not link.send(PeerId("server/1"), Ping(number)):
+        time.sleep(0.005)
+    return link
+
+link = says("parent/1", 1)
+child = os.fork()
+if not child:
+    says("child/1", 2).close()
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+while not link.send(PeerId("server/1"), Ping(3)):
+    time.sleep(0.005)
+link.close()
+sys.exit(status)
+"""
+
+
+def test_a_fork_of_a_process_that_has_links_opens_its_own_and_ends(address: str, opened: Opened) -> None:
+    router = RouterLink.bind([address])
+    opened(router)
+    with subprocess.Popen([sys.executable, "-c", FORKING, router.addresses[0]]) as process:
+        try:
+            heard = take(router, 3)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert {(one.peer, one.message) for one in heard} == {
+        ("parent/1", Ping(1)),
+        ("child/1", Ping(2)),
+        ("parent/1", Ping(3)),
+    }
 
 
 def test_a_server_that_is_killed_is_lost_at_once_to_whoever_is_connected(

@@ -9,8 +9,10 @@ import numpy as np
 from fabric import frames
 from fabric.ids import BatchId, Epoch, ModelId, PeerId, SliceId
 from fabric.link import NamedTensor, Packed
-from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage, Outputs, Ping
+from fabric.messages import PARCELS_MAX, TENSORS_MAX, AnyMessage, Outputs, Ping, Pong
 from fabric.outbox import GATHERED_BYTES_MAX, Outbox
+from fabric.shared_memory import Arena, Borrowed
+from fabric.tensors import share
 
 A, B = PeerId("a/1"), PeerId("b/1")
 
@@ -24,7 +26,8 @@ class Taking:
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         parts = frames.join(packed, epoch=Epoch(1), sent_at_ms=1.0)
-        frames.split([bytes(part) for part in parts])  # raises where a receiver would
+        # Raises where a receiver would.
+        frames.split([bytes(part) for part in parts], borrowed=Borrowed())
         if not self.is_full:
             self.sent.append((peer, [one.parcel.body for one in packed]))
         return not self.is_full
@@ -62,6 +65,39 @@ def test_large_tensors_do_not_wait_for_one_another() -> None:
     assert [messages for _, messages in link.sent] == [[Ping(0)], [Ping(1)]]
     out.flush()
     assert len(link.sent) == 3
+
+
+def test_tensors_in_shared_memory_count_as_those_that_travel() -> None:
+    """A receiver's limit is for all of a message's tensors, wherever they lie."""
+    link, out, _ = outbox()
+    out.is_sharing = True
+    arena = Arena(4 * GATHERED_BYTES_MAX)
+    for number in range(3):
+        large = NamedTensor("large", np.zeros(GATHERED_BYTES_MAX // 2 + 1, np.uint8))
+        share(large, arena)
+        out.put(A, Ping(number), [large])
+    out.flush()
+    assert [messages for _, messages in link.sent] == [[Ping(0)], [Ping(1)], [Ping(2)]]
+    arena.close()
+
+
+def test_who_is_told_of_a_refusal_may_say_something_to_the_same_peer() -> None:
+    link = Taking()
+    link.is_full = True
+    refused: list[AnyMessage] = []
+
+    def refuse(peer: PeerId, message: AnyMessage) -> None:
+        refused.append(message)
+        if message == Ping(0):
+            out.put(peer, Pong(0))
+
+    out = Outbox(link, refuse)
+    for number in range(PARCELS_MAX + 1):
+        out.put(A, Ping(number))
+    link.is_full = False
+    out.flush()
+    assert refused == [Ping(number) for number in range(PARCELS_MAX)]
+    assert link.sent == [(A, [Pong(0), Ping(PARCELS_MAX)])]
 
 
 def test_each_message_that_was_not_taken_is_told_of() -> None:
