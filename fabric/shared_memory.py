@@ -168,7 +168,10 @@ class Arena:
 
 
 class Borrowed:
-    """Other processes' arenas, opened when first named and kept while their owners have them open."""
+    """Other processes' arenas, opened when first named and kept while their owners have them open.
+
+    Whoever has one says `forget_gone` now and then: what is mapped is there, though its owner is not.
+    """
 
     def __init__(self) -> None:
         self._arenas: OrderedDict[str, memoryview] = OrderedDict()
@@ -184,9 +187,16 @@ class Borrowed:
             )
         return Region(at, arena[at.offset : at.offset + size])
 
+    def __len__(self) -> int:
+        return len(self._arenas)
+
+    def forget_gone(self) -> None:
+        """Those whose owners have closed them, or have ended, are unmapped when the last tensor in them is gone."""
+        for name in [name for name in self._arenas if not _is_there(name)]:
+            del self._arenas[name]
+
     def _open(self, name: str) -> memoryview:
-        for other in [other for other in self._arenas if not _is_there(other)]:
-            del self._arenas[other]  # unmapped when the last tensor in it is gone
+        self.forget_gone()
         if len(self._arenas) >= ARENAS_BORROWED_MAX:
             self._arenas.popitem(last=False)
         arena = self._arenas[name] = _mapped(name)

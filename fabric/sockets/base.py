@@ -18,6 +18,7 @@ import zmq
 
 from fabric import frames
 from fabric.addresses import check_address
+from fabric.clock import Clock
 from fabric.codec import Buffer
 from fabric.curve import LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
@@ -54,6 +55,7 @@ MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _IPC_PEER: Final = re.compile(
     rf"[^:]*:{os.geteuid()}:\d+:\d+"
 )  # its user, group and process, as the kernel says
+_GONE_EVERY_MS: Final = 1_000.0
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
 
 
@@ -165,6 +167,8 @@ class SocketLink(ABC):
         came, self._came = self._came, []
         if self._guard is not None:
             self._follow_keys()
+        if self._lender is not None:
+            self._lender.look(self._clock)
         if not self._has_looked:
             self._look()
         self._has_looked = False
@@ -406,6 +410,13 @@ class _ByIpc:
         self.frame: zmq.Frame | None = None
         self.lent_bytes = 0
         self._borrowed = Borrowed()
+        self._looked_at_ms = 0.0
+
+    def look(self, clock: Clock) -> None:
+        """Let go what is gone, about once a second."""
+        if self._borrowed and clock.now_ms() >= self._looked_at_ms + _GONE_EVERY_MS:
+            self._looked_at_ms = clock.now_ms()
+            self._borrowed.forget_gone()
 
     def place(self, at: SharedAt, size: int) -> Region:
         """Raises RemoteProtocolError for another peer, and for bytes that are not there."""

@@ -455,7 +455,7 @@ def test_an_opening_that_is_cancelled_leaves_the_client_closed(frontend: Fronten
     async def talk() -> None:
         client = Client([frontend.address, "tcp://127.0.0.1:9"])
         opening = asyncio.ensure_future(client.open())
-        while not client._usable:
+        while not client._usable:  # noqa: ASYNC110  it says so to those whom it waits with
             await asyncio.sleep(0.001)
         opening.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -709,6 +709,12 @@ def test_a_control_socket_takes_no_payload_and_no_large_frame(address: str, open
         dealer.send(SERVER, Ping(1), image())
 
 
+def mapped(name: str) -> int:
+    """How often this process has mapped that memory beyond its owner's own mapping."""
+    own_name = name.rpartition("/")[2]
+    return Path("/proc/self/maps").read_text().count(own_name) - 1
+
+
 @pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
 def test_shared_memory_is_lent_only_by_ipc(address: str, opened: Opened) -> None:
     pull = PullLink.bind([address], LinkOptions(is_sharing=True))
@@ -724,6 +730,9 @@ def test_shared_memory_is_lent_only_by_ipc(address: str, opened: Opened) -> None
         raw.send_multipart(sent)
         if address.startswith("ipc"):
             np.testing.assert_array_equal(take(pull, 1)[0].tensors[0].array, array)
+            assert mapped(arena.name)
+            arena.close()
+            until(lambda: not pull.receive(1) and not mapped(arena.name), pull)
             return
         until(lambda: not pull.receive(1) and pull.counters["garbage_in"] == 1, pull)
 
