@@ -135,6 +135,12 @@ class Client:
             )
         self._addresses = tuple(sorted(addresses, key=lambda one: not one.startswith(IPC)))
         self._options = options or ClientOptions()
+        heartbeats = self._options.heartbeats
+        if not 0.0 < 2.0 * heartbeats.interval_ms <= heartbeats.patience_ms:
+            raise ConfigError(
+                f"heartbeats: patience_ms is {heartbeats.patience_ms:g}; it must be at least twice interval_ms, which is"
+                f" {heartbeats.interval_ms:g} and must be over 0"
+            )
         self._clock = self._options.clock
         self._requests = 0
         self._is_open = False
@@ -269,6 +275,9 @@ class Client:
         except LocalProtocolError as error:
             self._take_pending(number)
             raise InvalidInput(str(error)) from error
+        except BaseException:  # such as a MemoryError
+            self._take_pending(number)
+            raise
         if future.done():
             future.result()  # refused at once: raises, so that nobody need await it to know
         self._set_alarm(now_ms + limit_ms, number, now_ms)

@@ -11,6 +11,7 @@ from fabric.client.client_options import ClientOptions
 from fabric.client.retries import Circuit
 from fabric.codec import BULKY_HEADER_BYTES_MAX
 from fabric.curve import guarded
+from fabric.frames import ANSWER_BYTES_MAX
 from fabric.heartbeats import Liveness
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
 from fabric.keys import Keyring
@@ -73,7 +74,8 @@ class Connection:
             # Never full before `pending_max` says so, so that a refused send can only mean: no connection.
             queue_messages_max=2 * options.pending_max + 1_000,
             header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
-            payload_bytes_max=options.payload_bytes_max,
+            # Of answers, too; what is sent the outbox bounds.
+            payload_bytes_max=max(options.payload_bytes_max, ANSWER_BYTES_MAX),
             queue_bytes_max=sys.maxsize,
         )
         keyring = None if options.key_file is None else Keyring.of_file(options.key_file)

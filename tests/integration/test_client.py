@@ -89,6 +89,8 @@ class Frontend:
                 self.link.send(peer, Pong(number, self._memory))
             case Infer(number, "echo"):
                 self.link.send(peer, Answer(number, Ledger(gpu_ms=1, total_ms=0.01)), received.tensors)
+            case Infer(number, "large"):
+                self.link.send(peer, Answer(number, Ledger()), [NamedTensor("y", IMAGE)])
             case Infer(number, "late"):
                 self._is_ending.wait(1.05)
                 self.link.send(peer, Answer(number, Ledger(total_ms=1_050)), received.tensors)
@@ -465,6 +467,37 @@ def test_an_opening_that_is_cancelled_leaves_the_client_closed(frontend: Fronten
             await client.infer("echo", {"x": IMAGE})
 
     asyncio.run(talk())
+
+
+def test_a_limit_of_what_is_sent_is_none_of_what_is_answered(frontend: Frontend) -> None:
+    with BlockingClient(frontend.address, ClientOptions(payload_bytes_max=1_000)) as client:
+        np.testing.assert_array_equal(client.infer("large", {"x": [1.0]}).outputs["y"], IMAGE)
+        with pytest.raises(TooLarge):
+            client.infer("echo", {"x": IMAGE})
+
+
+def test_a_request_that_could_not_be_put_together_is_not_waited_for(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk() -> None:
+        async with Client(frontend.address) as client:
+
+            def fail(*_: object) -> None:
+                raise MemoryError
+
+            monkeypatch.setattr(client._connections[0], "put", fail)
+            with pytest.raises(MemoryError):
+                client.submit("echo", {"x": IMAGE})
+            assert not client._pending
+            assert not client._connections[0].awaited
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("heartbeats", [HeartbeatTiming(1_400.0, 1_500.0), HeartbeatTiming(0.0, 1_500.0)])
+def test_heartbeats_that_judge_too_soon_are_refused(heartbeats: HeartbeatTiming) -> None:
+    with pytest.raises(ConfigError, match="must be at least twice interval_ms"):
+        BlockingClient("tcp://127.0.0.1:9", ClientOptions(heartbeats=heartbeats)).open()
 
 
 def test_any_role_can_be_asked_for_its_status(frontend: Frontend) -> None:
