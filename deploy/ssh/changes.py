@@ -54,7 +54,7 @@ def plan_rollback(
         if not isinstance(told, HostFacts) or wanted.host in problems:
             continue
         before = told.before
-        if not before.version:
+        if before in (Running(), told.now):
             problems[wanted.host] = ["nothing ran before what runs now"]
         elif before.version not in told.versions or before.config not in told.configs:
             problems[wanted.host] = [
@@ -139,7 +139,7 @@ def _started(
     is_again: bool = False,
 ) -> Iterator[Step]:
     script = role_script(wanted, role, told, goods, deploy, run)
-    step = start_step(wanted.host, role, script, why, told, run, goods, is_again=is_again)
+    step = start_step(wanted, role, script, why, told, run, goods, is_again=is_again)
     if step is not None:
         yield step
 

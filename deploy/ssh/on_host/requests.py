@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,7 +63,7 @@ def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     if request.get("complete"):
         (place.base / request["complete"] / COMPLETE).touch()
-        prune(place.base / "configs", [*request["kept"], *configs_in_use(place)])
+        prune(place.base / "configs", {*request["kept"], *place.in_use("configs")})
     return {}
 
 
@@ -93,27 +93,19 @@ def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         run([*pip, *links, "--target", str(draft), "supervisor"], INSTALL_LIMIT_S)
         draft.replace(place.base / "supervisor/lib")
     (folder / COMPLETE).touch()
-    prune(place.base / "versions", request["kept"])
+    kept = {*request["kept"], *place.in_use("versions")}
+    prune(place.base / "versions", kept)
     for path in (place.base / "wheels").glob("tenuto-*.whl"):
-        if path.name.split("-")[1] not in request["kept"]:
+        if path.name.split("-")[1] not in kept:
             path.unlink()
     return {}
 
 
-def prune(folder: Path, kept: Sequence[str]) -> None:
-    """What neither runs, nor ran before, nor is about to run."""
+def prune(folder: Path, kept: Collection[str]) -> None:
+    """What neither runs, nor served before, nor is about to run."""
     for path in folder.iterdir():
         if path.name not in kept:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def configs_in_use(place: Place) -> list[str]:
-    """The folders in which roles were started: those that a change does not concern stay in theirs, with their workers."""
-    found = []
-    for path in place.run_dir.glob("*.json"):
-        with contextlib.suppress(OSError):
-            found.append(Path(f"/proc/{place.run_file(path.stem).get('pid')}/cwd").readlink().name)
-    return found
 
 
 def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,9 +116,10 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         (place.base / folder).mkdir(mode=0o700, exist_ok=True)
     place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     manager.prepare()
-    write_whole(place.base / "state.json", json.dumps(request["state"]).encode(), 0o600)
+    write_state(place, request["state"])
     write_whole(place.script(role_id), script.encode(), 0o700)
     if not request["is_again"] and role_id in manager.running() and place.started_as(role_id) == wanted:
+        write_state(place, request["state"])
         return {"started": False}
     log = place.log(role_id)
     said_before = log.stat().st_size if log.exists() else 0
@@ -146,7 +139,13 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         until(serves, START_LIMIT_S, "")
     except Refused:
         raise Refused(f"{role_id} did not start: {last_words(log, said_before)}") from None
+    write_state(place, request["state"])
     return {"started": True}
+
+
+def write_state(place: Place, state: Mapping[str, Any]) -> None:
+    """With what served last, as it is now."""
+    write_whole(place.base / "state.json", json.dumps({**state, "served": place.served}).encode(), 0o600)
 
 
 def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
-from deploy.ssh.facts import HostFacts, Unreachable
+from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
@@ -81,6 +81,31 @@ def test_a_rollback_with_nothing_before_it_is_a_problem(stage: Stage) -> None:
     stage.done(stage.plan())
     stage.changed("g2", versions=["0.2.0+def"])
     assert [line.partition(" with")[0] for line in rollback(stage).problems["g2"]] == ["0.1.0+abc"]
+
+
+def test_a_rollback_goes_to_what_served_and_never_to_what_failed(stage: Stage) -> None:
+    first = stage.facts["g1"]
+    assert isinstance(first, HostFacts)
+    for version in ("0.2.0+bad", "0.3.0+bad", "0.4.0+bad"):
+        stage.version = version
+        plan = stage.plan()
+        for step in plan.steps:
+            if step.what == "start":
+                assert step.request["state"]["before"]["version"] == first.now.version
+            elif step.what == "environment":
+                assert first.now.version in step.request["kept"]
+                stage.do(step)
+        for host, told in stage.facts.items():
+            assert isinstance(told, HostFacts)
+            roles = dict.fromkeys(told.roles, "")  # none comes up
+            stage.changed(host, now=Running(version, first.now.config), before=first.now, roles=roles)
+    plan = rollback(stage)
+    assert all(first.now.version in step.request["script"] for step in plan.steps)
+    stage.done(plan)
+    assert {told.now for told in stage.facts.values() if isinstance(told, HostFacts)} == {first.now}
+    assert rollback(stage).problems["g1"] == ["nothing ran before what runs now"], (
+        "what failed is no way back"
+    )
 
 
 def test_the_end_is_frontends_first_and_the_schedulers_last(stage: Stage) -> None:
