@@ -24,6 +24,7 @@ from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
 from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
+LOCK = ".lock"
 LOCK_LIMIT_S = 600
 INSTALL_LIMIT_S = 1_200
 START_LIMIT_S = 60
@@ -112,6 +113,10 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """A role with its present script; only put it there where a process runs that has its stamp. Answers when it serves."""
     role_id, script, wanted = request["role_id"], request["script"], request["stamp"]
     manager = manager_of(place)
+    run = request["state"]
+    for folder in (place.version(run["version"]), place.base / "configs" / run["config"]):
+        if not (folder / COMPLETE).exists():  # nothing that serves ends for it
+            raise Refused(f"{folder} is not there: another deploy has removed it meanwhile; run it again")
     for folder in ("roles", "logs"):
         (place.base / folder).mkdir(mode=0o700, exist_ok=True)
     place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,8 +177,16 @@ def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         manager.stop(role_id)
     manager.remove()
     shutil.rmtree(place.run_dir, ignore_errors=True)
-    shutil.rmtree(place.base)
-    with contextlib.suppress(OSError):  # of another host, where homes are shared
+    for path in [one for one in place.base.iterdir() if one.name != LOCK]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    (place.base / LOCK).unlink()  # last: who waits for it, or comes now, begins with an empty folder
+    with contextlib.suppress(
+        OSError
+    ):  # somebody came; the one above is of another host, where homes are shared
+        place.base.rmdir()
         place.base.parent.rmdir()
     return {}
 
@@ -249,19 +262,26 @@ def last_words(log: Path, since: int) -> str:
 @contextlib.contextmanager
 def alone(base: Path) -> Iterator[None]:
     """One at a time: another deploy, or what is left of one whose operator went away."""
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock: IO[str] = (base / ".lock").open("w")
+    end_at = time.monotonic() + LOCK_LIMIT_S
+    while (lock := _locked(base)) is None:
+        if time.monotonic() > end_at:
+            raise Refused(f"another deploy has been at work on it for {LOCK_LIMIT_S} s")
+        select.select([], [], [], 0.2)
     with lock:
-        end_at = time.monotonic() + LOCK_LIMIT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end_at:
-                    raise Refused(f"another deploy has been at work on it for {LOCK_LIMIT_S} s") from None
-                select.select([], [], [], 0.2)
         yield
+
+
+def _locked(base: Path) -> IO[str] | None:
+    """The folder's lock; None while somebody else holds it, or when its holder has removed it while it was opened."""
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = base / LOCK
+    with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as opened:
+        lock = opened.enter_context(path.open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            opened.pop_all()
+            return lock
+    return None
 
 
 DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {

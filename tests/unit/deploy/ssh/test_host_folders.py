@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place
 from deploy.ssh.on_host.looking import COMPLETE
-from deploy.ssh.on_host.requests import environment, write_state
+from deploy.ssh.on_host.requests import alone, environment, remove, start, write_state
+from deploy.ssh.on_host.system import Refused
 
 ROLES = ("node-a", "frontend-0")
 
@@ -86,3 +88,58 @@ def test_a_folder_that_a_process_runs_in_is_in_use_whatever_its_script_says_by_n
     monkeypatch.chdir(place.base / "configs/c1")
     put(place, "node-a", "2", serves=True)
     assert place.in_use("configs") == {"c1", "c2"}
+
+
+def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, removed, inside, left = (threading.Event() for _ in range(4))
+
+    def pause(*_: object) -> None:
+        """The one that waits, having seen that somebody holds the lock."""
+        waits.set()
+        assert removed.wait(10)
+
+    def waiting() -> None:
+        with alone(place.base):
+            inside.set()
+            assert left.wait(10)
+
+    real_flock = requests.fcntl.flock
+    monkeypatch.setattr(requests.select, "select", pause)
+    thread = threading.Thread(target=waiting, daemon=True)
+    with alone(place.base):
+        thread.start()
+        assert waits.wait(10)
+        remove(place, {})
+    assert not place.base.exists()
+    removed.set()
+    assert inside.wait(10)
+    monkeypatch.setattr(requests, "LOCK_LIMIT_S", -1)
+    with pytest.raises(Refused, match="another deploy"), alone(place.base):
+        pass
+    left.set()
+    thread.join(10)
+
+    def removed_before(*words: object) -> None:
+        """Its holder takes the file away when this one has opened it."""
+        monkeypatch.setattr(requests.fcntl, "flock", real_flock)
+        (place.base / requests.LOCK).unlink()
+        real_flock(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(requests, "LOCK_LIMIT_S", 10)
+    monkeypatch.setattr(requests.fcntl, "flock", removed_before)
+    with alone(place.base):
+        assert requests._locked(place.base) is None
+
+
+def test_a_role_is_not_ended_for_a_folder_that_is_not_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(place, "node-a", "1", serves=True)
+    before = place.script("node-a").read_text()
+    state = {"version": "2", "config": "c2", "before": {}, "addresses": {}, "roles": ["node-a"]}
+    request = {"role_id": "node-a", "script": "x", "stamp": "y", "state": state, "is_again": False}
+    with pytest.raises(Refused, match="another deploy has removed it meanwhile"):
+        start(place, request)
+    assert place.script("node-a").read_text() == before
