@@ -159,6 +159,38 @@ def test_a_host_is_asked_through_ssh_with_the_code_on_stdin(
         HostConnection("a", deploy).ask({"do": "receive", "files": [{"path": "/proc/x/y"}]})
 
 
+@pytest.mark.parametrize(
+    ("said", "code", "error", "line"),
+    [
+        ('{"ok": {"state"', 255, PeerLost, "ssh ended with code 255"),
+        ('{"ok"\\n', 1, FabricError, "ssh ended with code 1"),
+        ('{"progress": {"role": "fro', 255, PeerLost, "ssh ended with code 255"),
+        ("\\377\\n", 255, PeerLost, "ssh ended with code 255"),
+        ('[1]\\n{"ok": 1}\\n7\\n', 255, PeerLost, "ssh ended with code 255"),
+        (' welcome to it\\ntenuto:{}\\ntenuto:{"ok": {"a": 1}}\\n', 0, None, ""),
+    ],
+    ids=["cut", "cut line", "cut progress", "bytes", "no objects", "greeting"],
+)
+def test_a_line_that_cannot_be_understood_is_no_answer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    code: int,
+    error: type[FabricError] | None,
+    line: str,
+) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text(f"#!/bin/sh\ncat > /dev/null\nprintf '{MARK}{said}'\nexit {code}\n")
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if error is None:
+        assert HostConnection("a", DeployConfig()).ask({"do": "facts"}) == {"a": 1}
+        return
+    with pytest.raises(error) as caught:
+        HostConnection("a", DeployConfig()).ask({"do": "facts"})
+    assert line in str(caught.value)
+
+
 def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "ssh"
     fake.write_text("#!/bin/sh\nexec sleep 100\n")
