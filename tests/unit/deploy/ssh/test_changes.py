@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from deploy.moments import shown_moment
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.facts import HostFacts, Running, Unreachable
-from deploy.ssh.on_host.logs import LogReader
+from deploy.ssh.on_host.logs import TURN_BYTES_MAX, LogReader
 from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
 from deploy.ssh.steps import Plan
@@ -192,6 +193,38 @@ def test_lines_without_a_moment_are_as_new_as_they_can_be(tmp_path: Path) -> Non
     (first, one, of_one, two, last) = (at_ms for at_ms, _ in LogReader(log).read())
     assert first == one == of_one == two - 1_000.0
     assert last == changed_at_ms
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, TURN_BYTES_MAX])
+def test_a_line_without_an_end_hides_nothing_that_comes_after_it(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "a.log"
+    bar = ("\r 50%" * TURN_BYTES_MAX)[: TURN_BYTES_MAX + size]
+    log.write_text("2026-11-23 04:03:29,123 one\n" + bar, newline="")
+    reader = LogReader(log)
+    said = [line for _, line in reader.read()]
+    with log.open("a") as file:
+        file.write("\n2026-11-23 04:03:30,123 two\n")
+    said += [line for _, line in reader.read()]
+    assert (said[0], said[-1]) == ("one", "two")
+    assert "".join(said[1:-1]) == bar.replace("\r", "")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "0000-00-00 00:00:00,000",
+        "0001-01-01 00:00:00,000",
+        "9999-12-31 23:59:59,999",
+        "2026-02-31 10:00:00,000",
+        "2026-02-01 10:00:99,000",
+    ],
+)
+def test_a_moment_that_is_none_is_a_part_of_its_line(tmp_path: Path, written: str) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(f"{written} a model says\n2026-11-23 04:03:30,123 two\n")
+    (first_ms, first), (second_ms, _) = LogReader(log).read()
+    assert (first, first_ms) == (f"{written} a model says", second_ms)
+    assert shown_moment(first_ms).startswith("2026-11-23")
 
 
 @pytest.mark.parametrize("ago", ["5", "m", "-1s", "9999999s", "1w"])
