@@ -75,7 +75,7 @@ class Systemd(Manager):
 
     def write(self, role_id: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = systemd_unit(self.place, role_id)
+        text = systemd_unit(self.place, role_id, machine_id())
         write_whole(self.folder / self._unit(role_id), text.encode(), 0o644)
         systemctl("daemon-reload")
 
@@ -196,19 +196,22 @@ def manager_of(place: Place) -> Manager:
     return Systemd(place) if is_systemd else Supervisor(place)
 
 
-def systemd_unit(place: Place, role_id: str) -> str:
-    """A unit of this user."""
+def systemd_unit(place: Place, role_id: str, machine: str) -> str:
+    """A unit of this user, for the one machine that has that id: where hosts share a home, the others find it and its link there too.
+
+    It is tried again for as long as it takes, as by supervisord.
+    """
     log = str(place.base / f"logs/{role_id}.log").replace("%", "%%")
     script = str(place.base / f"roles/{role_id}.sh").replace("%", "%%")
     return f"""[Unit]
 Description=Tenuto {role_id} on {place.host}
-StartLimitIntervalSec=60
-StartLimitBurst=10
+ConditionHost={machine}
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart="{script}"
 Restart=on-failure
-RestartSec=1
+RestartSec=5
 KillMode=mixed
 TimeoutStopSec=20
 LimitNOFILE=infinity
@@ -265,6 +268,11 @@ stdout_logfile_backups=2
 """
 
 
+def machine_id() -> str:
+    """By which systemd tells hosts apart; it stays, as lingering does, where the host keeps its /etc and /var."""
+    return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+
+
 def has_systemd() -> bool:
     """Whether this user has a running systemd."""
     if not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
@@ -284,24 +292,29 @@ def crontab(add: str = "", remove: str = "") -> None:
     if shutil.which("crontab") is None:
         return
     try:
-        asked = subprocess.run(
-            ["crontab", "-l"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=ASK_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        say("cannot read the crontab, so roles do not start with the host")
-        return
-    if asked.returncode and not any(text in asked.stderr for text in NO_CRONTAB):
-        say(f"cannot read the crontab, so roles do not start with the host: {asked.stderr.strip()[-200:]}")
-        return
-    lines = asked.stdout.splitlines()
-    wanted = [line for line in lines if not (remove and remove in line)]
-    if add and add not in wanted:
-        wanted.append(add)
-    if wanted != lines:
-        text = "".join(f"{line}\n" for line in wanted)
-        subprocess.run(["crontab", "-"], input=text, text=True, check=False, timeout=ASK_LIMIT_S)
+        listed = _crontab("-l")
+        if listed.returncode and not any(text in _said(listed) for text in NO_CRONTAB):
+            say(f"cannot read the crontab, so roles do not start with the host: {_said(listed)}")
+            return
+        lines = listed.stdout.removesuffix(b"\n").split(b"\n") if listed.stdout else []
+        wanted = [line for line in lines if not (remove and os.fsencode(remove) in line)]
+        if add and os.fsencode(add) not in wanted:
+            wanted.append(os.fsencode(add))
+        if wanted == lines:
+            return
+        written = _crontab("-", b"".join(line + b"\n" for line in wanted))
+        if written.returncode:
+            say(f"cannot write the crontab, so roles do not start with the host: {_said(written)}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"the crontab stays as it is, so roles do not start with the host: {error}")
+
+
+def _crontab(word: str, table: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """In bytes: what others have written there is in whatever encoding."""
+    return subprocess.run(
+        ["crontab", word], input=table, capture_output=True, check=False, timeout=ASK_LIMIT_S
+    )
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return done.stderr.decode("utf-8", "replace").strip()[-200:]

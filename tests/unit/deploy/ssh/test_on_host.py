@@ -15,7 +15,7 @@ from deploy.ssh import connection
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.facts import facts_from
-from deploy.ssh.on_host import requests
+from deploy.ssh.on_host import managers, requests
 from deploy.ssh.on_host.folders import Place, file_system
 from deploy.ssh.on_host.looking import facts, port_holder
 from deploy.ssh.on_host.managers import crontab, supervisor_conf, supervisor_unit, systemd_unit
@@ -79,17 +79,17 @@ def test_a_file_that_is_not_what_was_said_leaves_nothing(
 def test_what_systemd_and_supervisor_are_told(place: Place) -> None:
     base = place.base
     assert (
-        systemd_unit(place, "frontend-0")
+        systemd_unit(place, "frontend-0", "0123456789abcdef0123456789abcdef")
         == f"""\
 [Unit]
 Description=Tenuto frontend-0 on a
-StartLimitIntervalSec=60
-StartLimitBurst=10
+ConditionHost=0123456789abcdef0123456789abcdef
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart="{base}/roles/frontend-0.sh"
 Restart=on-failure
-RestartSec=1
+RestartSec=5
 KillMode=mixed
 TimeoutStopSec=20
 LimitNOFILE=infinity
@@ -288,7 +288,7 @@ def test_the_code_for_hosts_needs_nothing_but_python() -> None:
 
 
 CRON = """#!/bin/sh
-if [ "$1" = - ]; then cat > "$0.table"; exit; fi
+if [ "$1" = - ]; then {writes}; exit; fi
 {listed}
 """
 
@@ -297,24 +297,65 @@ if [ "$1" = - ]; then cat > "$0.table"; exit; fi
     ("listed", "written"),
     [
         ("echo '5 4 * * * backup'", "5 4 * * * backup\n@reboot boot.sh\n"),
+        ("printf '# caf\\351\\n1 2 * * * x\\014y\\n'", "# caf\xe9\n1 2 * * * x\x0cy\n@reboot boot.sh\n"),
+        ("printf '1 2 * * * x'", "1 2 * * * x\n@reboot boot.sh\n"),
         ("echo 'no crontab for me' >&2; exit 1", "@reboot boot.sh\n"),
         ("echo \"crontab: can't open 'me': No such file or directory\" >&2; exit 1", "@reboot boot.sh\n"),
         ("echo 'You are not allowed to use this program' >&2; exit 1", None),
         ("echo 'cannot read: Input/output error' >&2; exit 1", None),
         ("kill -9 $$", None),
     ],
-    ids=["others", "none", "none of busybox", "not allowed", "broken disk", "killed"],
+    ids=[
+        "others",
+        "other bytes",
+        "no last end",
+        "none",
+        "none of busybox",
+        "not allowed",
+        "broken disk",
+        "killed",
+    ],
 )
 def test_a_crontab_that_cannot_be_read_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, written: str | None
 ) -> None:
     program = tmp_path / "crontab"
-    program.write_text(CRON.format(listed=listed), encoding="ascii")
+    program.write_text(CRON.format(listed=listed, writes='cat > "$0.table"'), encoding="ascii")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     crontab(add="@reboot boot.sh")
     table = tmp_path / "crontab.table"
-    assert (table.read_text(encoding="ascii") if table.exists() else None) == written
+    assert (table.read_bytes() if table.exists() else None) == (written and written.encode("latin-1"))
+
+
+@pytest.mark.parametrize(
+    ("listed", "writes", "said"),
+    [
+        ("exit 0", "exec sleep 60", "stays as it is, so roles do not start with the host"),
+        ("exec sleep 60", "exit 0", "stays as it is, so roles do not start with the host"),
+        (
+            "exit 0",
+            "echo 'no space' >&2; exit 1",
+            "cannot write the crontab, so roles do not start with the host: no space",
+        ),
+    ],
+    ids=["write hangs", "read hangs", "write fails"],
+)
+def test_a_crontab_that_cannot_be_written_is_said_and_stops_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listed: str,
+    writes: str,
+    said: str,
+) -> None:
+    program = tmp_path / "crontab"
+    program.write_text(CRON.format(listed=listed, writes=writes), encoding="ascii")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(managers, "ASK_LIMIT_S", 0.5)
+    crontab(add="@reboot boot.sh")
+    assert said in capsys.readouterr().out
 
 
 def test_a_bundle_has_what_the_loaders_of_heads_name(tmp_path: Path) -> None:
