@@ -18,8 +18,8 @@ from deploy.ssh.facts import facts_from
 from deploy.ssh.on_host import managers, requests
 from deploy.ssh.on_host.folders import Place, file_system
 from deploy.ssh.on_host.looking import facts, port_holder
-from deploy.ssh.on_host.managers import crontab, supervisor_conf, supervisor_unit, systemd_unit
-from deploy.ssh.on_host.system import MARK, Refused, sha256
+from deploy.ssh.on_host.managers import crontab, log_limit, supervisor_conf, supervisor_unit, systemd_unit
+from deploy.ssh.on_host.system import MARK, Refused, sha256, until
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.config.hosts import DeployConfig
 from roles.config.read_config import parse_config
@@ -79,7 +79,13 @@ def test_a_file_that_is_not_what_was_said_leaves_nothing(
 def test_what_systemd_and_supervisor_are_told(place: Place) -> None:
     base = place.base
     assert (
-        systemd_unit(place, "frontend-0", "0123456789abcdef0123456789abcdef")
+        systemd_unit(
+            place,
+            "frontend-0",
+            place.script("frontend-0"),
+            "0123456789abcdef0123456789abcdef",
+            place.log("frontend-0"),
+        )
         == f"""\
 [Unit]
 Description=Tenuto frontend-0 on a
@@ -102,6 +108,25 @@ WantedBy=default.target
     )
     assert f'command="{base}/roles/frontend-0.sh"' in supervisor_unit(place, "frontend-0")
     assert f"serverurl=unix://{place.run_dir}/supervisor.sock" in supervisor_conf(place)
+
+
+def test_a_log_that_systemd_appends_to_does_not_grow_for_ever(place: Place) -> None:
+    (place.base / "logs").mkdir(parents=True)
+    log, other = place.log("frontend-0"), place.log("it's another")
+    other.write_text("short\n")
+    with log.open("ab") as writer:
+        writer.write(b"x" * 50_000 + b"\n")
+        writer.flush()
+        program = subprocess.Popen(["sh", "-c", log_limit(place, kilobytes=40, every_s=0.05)])
+        try:
+            until(lambda: log.stat().st_size == 0, 30, "it was not cut")
+        finally:
+            program.kill()
+            program.wait()
+        writer.write(b"next\n")
+    assert log.read_text() == "next\n"
+    assert log.with_name("frontend-0.log.1").stat().st_size == 50_001
+    assert other.read_text() == "short\n"
 
 
 # ---------------------------------------------------------------- ssh
