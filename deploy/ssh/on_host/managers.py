@@ -220,7 +220,7 @@ def log_limit(place: Place, kilobytes: int = LOG_KILOBYTES_MAX, every_s: float =
     """
     cut = """cp "$1" "$1.1"; : > "$1\""""
     find = f"find {quoted([str(place.base / 'logs')])} -name '*.log' -size +{kilobytes}k -exec sh -c '{cut}' - {{}} ';'"
-    return f"#!/bin/sh\numask 077\nwhile sleep {every_s:g}; do {find}; done\n"
+    return f"#!/bin/sh\numask 077\nwhile :; do sleep {every_s:g}; {find}; done\n"
 
 
 def systemd_unit(place: Place, name: str, script: Path, machine: str, log: Path | None = None) -> str:
