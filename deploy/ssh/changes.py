@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
@@ -40,25 +41,32 @@ def plan_restart(
 def plan_rollback(
     inventory: Inventory, facts: Mapping[str, HostFacts | Unreachable], goods: Goods, deploy: DeployConfig
 ) -> Plan:
-    """Start every role as it was before the last change. A second rollback undoes the first one."""
+    """Start every role as it was before the last change, whether that has reached its host or not. A second rollback undoes the first one."""
+    known = {host: told for host, told in facts.items() if isinstance(told, HostFacts)}
+    target = _ran_before(list(known.values()))
 
     def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
+        if target is None:
+            return
         for role in wanted.roles:
-            why = f"starts again: back to {told.before.version}, configuration {told.before.config}"
-            yield from _started(wanted, role, told, goods, deploy, told.before, why)
+            why = f"starts again: back to {target.version}, configuration {target.config}"
+            yield from _started(wanted, role, told, goods, deploy, target, why)
 
     plan = _planned(inventory, facts, steps, needs_one=True)
     problems = dict(plan.problems)
     for wanted in inventory.hosts:
-        told = facts[wanted.host]
-        if not isinstance(told, HostFacts) or wanted.host in problems:
+        told = known.get(wanted.host)
+        if told is None or wanted.host in problems or told.now == target:
             continue
-        before = told.before
-        if before in (Running(), told.now):
+        if told.before == Running() or (target is None and told.before == told.now):
             problems[wanted.host] = ["nothing ran before what runs now"]
-        elif before.version not in told.versions or before.config not in told.configs:
+        elif target is None:
             problems[wanted.host] = [
-                f"{before.version} with configuration {before.config} is not there any more"
+                "hosts do not agree on what ran before: run `tenuto deploy up` with the file that is right"
+            ]
+        elif target.version not in told.versions or target.config not in told.configs:
+            problems[wanted.host] = [
+                f"{target.version} with configuration {target.config} is not there any more"
             ]
     left = tuple(step for step in plan.steps if step.host not in problems)
     return replace(plan, steps=left, problems=problems)
@@ -108,6 +116,18 @@ def plan_leaving(
             request = {"do": "note", "addresses": dict(addresses)}
             steps.append(Step(wanted.host, Phase.FORGET, "forget", gone, request))
     return steps, problems
+
+
+def _ran_before(hosts: Sequence[HostFacts]) -> Running | None:
+    """What most hosts that the last change has reached ran before; None where that cannot be told.
+
+    Those that it has not reached still run what others ran before.
+    """
+    befores = {told.before for told in hosts}
+    found = Counter(told.before for told in hosts if told.now not in befores)
+    del found[Running()]
+    (first, most), (_, next_most) = [*found.most_common(2), (Running(), 0), (Running(), 0)][:2]
+    return first if most > next_most else None
 
 
 def drain_step(host: str) -> Step:

@@ -109,6 +109,35 @@ def test_a_rollback_goes_to_what_served_and_never_to_what_failed(stage: Stage) -
     )
 
 
+def test_a_rollback_leaves_hosts_alone_that_the_last_change_did_not_reach(stage: Stage) -> None:
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    stage.version = "0.3.0+ghi"
+    for step in stage.plan().steps:
+        if step.host == "g1":
+            stage.do(step)
+    plan = rollback(stage)
+    assert not plan.problems
+    assert {step.host for step in plan.steps} == {"g1"}
+    stage.done(plan)
+    versions = {told.now.version for told in stage.facts.values() if isinstance(told, HostFacts)}
+    assert versions == {"0.2.0+def"}
+    again = {step.detail.partition("back to ")[2].partition(",")[0] for step in rollback(stage).steps}
+    assert again == {"0.1.0+abc"}, "all go to one, and that one has served everywhere"
+
+
+def test_a_rollback_that_was_interrupted_is_not_repeated_for_it_would_go_both_ways(stage: Stage) -> None:
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    for step in rollback(stage).steps:
+        if step.host == "g1":
+            stage.do(step)
+    plan = rollback(stage)
+    assert plan.steps == ()
+    assert all("run `tenuto deploy up`" in problem for (problem,) in plan.problems.values())
+    assert set(plan.problems) == set(stage.facts)
+
+
 def test_the_end_is_frontends_first_and_the_schedulers_last(stage: Stage) -> None:
     assert (
         lines(plan_down(stage.inventory, stage.facts))
