@@ -273,9 +273,9 @@ def alone(base: Path) -> Iterator[None]:
 
 def _locked(base: Path) -> IO[str] | None:
     """The folder's lock; None while somebody else holds it, or when its holder has removed it while it was opened."""
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = base / LOCK
     with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as opened:
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = opened.enter_context(path.open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock.fileno()), path.stat()):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -105,8 +108,8 @@ def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_o
             inside.set()
             assert left.wait(10)
 
-    real_flock = requests.fcntl.flock
-    monkeypatch.setattr(requests.select, "select", pause)
+    real_flock = fcntl.flock
+    monkeypatch.setattr(select, "select", pause)
     thread = threading.Thread(target=waiting, daemon=True)
     with alone(place.base):
         thread.start()
@@ -121,14 +124,14 @@ def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_o
     left.set()
     thread.join(10)
 
-    def removed_before(*words: object) -> None:
+    def removed_before(lock: IO[str], how: int) -> None:
         """Its holder takes the file away when this one has opened it."""
-        monkeypatch.setattr(requests.fcntl, "flock", real_flock)
+        monkeypatch.setattr(fcntl, "flock", real_flock)
         (place.base / requests.LOCK).unlink()
-        real_flock(*words)  # type: ignore[arg-type]
+        real_flock(lock, how)
 
     monkeypatch.setattr(requests, "LOCK_LIMIT_S", 10)
-    monkeypatch.setattr(requests.fcntl, "flock", removed_before)
+    monkeypatch.setattr(fcntl, "flock", removed_before)
     with alone(place.base):
         assert requests._locked(place.base) is None
 
