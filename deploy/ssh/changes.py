@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
@@ -40,25 +41,32 @@ def plan_restart(
 def plan_rollback(
     inventory: Inventory, facts: Mapping[str, HostFacts | Unreachable], goods: Goods, deploy: DeployConfig
 ) -> Plan:
-    """Start every role as it was before the last change. A second rollback undoes the first one."""
+    """Start every role as it was before the last change, whether that has reached its host or not. A second rollback undoes the first one."""
+    known = {host: told for host, told in facts.items() if isinstance(told, HostFacts)}
+    target = _ran_before(list(known.values()))
 
     def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
+        if target is None:
+            return
         for role in wanted.roles:
-            why = f"starts again: back to {told.before.version}, configuration {told.before.config}"
-            yield from _started(wanted, role, told, goods, deploy, told.before, why)
+            why = f"starts again: back to {target.version}, configuration {target.config}"
+            yield from _started(wanted, role, told, goods, deploy, target, why)
 
     plan = _planned(inventory, facts, steps, needs_one=True)
     problems = dict(plan.problems)
     for wanted in inventory.hosts:
-        told = facts[wanted.host]
-        if not isinstance(told, HostFacts) or wanted.host in problems:
+        told = known.get(wanted.host)
+        if told is None or wanted.host in problems or told.now == target:
             continue
-        before = told.before
-        if not before.version:
+        if told.before == Running() or (target is None and told.before == told.now):
             problems[wanted.host] = ["nothing ran before what runs now"]
-        elif before.version not in told.versions or before.config not in told.configs:
+        elif target is None:
             problems[wanted.host] = [
-                f"{before.version} with configuration {before.config} is not there any more"
+                "hosts do not agree on what ran before: run `tenuto deploy up` with the file that is right"
+            ]
+        elif target.version not in told.versions or target.config not in told.configs:
+            problems[wanted.host] = [
+                f"{target.version} with configuration {target.config} is not there any more"
             ]
     left = tuple(step for step in plan.steps if step.host not in problems)
     return replace(plan, steps=left, problems=problems)
@@ -110,6 +118,18 @@ def plan_leaving(
     return steps, problems
 
 
+def _ran_before(hosts: Sequence[HostFacts]) -> Running | None:
+    """What most hosts that the last change has reached ran before; None where that cannot be told.
+
+    Those that it has not reached still run what others ran before.
+    """
+    befores = {told.before for told in hosts}
+    found = Counter(told.before for told in hosts if told.now not in befores)
+    del found[Running()]
+    (first, most), (_, next_most) = [*found.most_common(2), (Running(), 0), (Running(), 0)][:2]
+    return first if most > next_most else None
+
+
 def drain_step(host: str) -> Step:
     """Of a node that the file does not have any more."""
     detail = "its node is not in the file any more: its slices move to others"
@@ -139,7 +159,7 @@ def _started(
     is_again: bool = False,
 ) -> Iterator[Step]:
     script = role_script(wanted, role, told, goods, deploy, run)
-    step = start_step(wanted.host, role, script, why, told, run, goods, is_again=is_again)
+    step = start_step(wanted, role, script, why, told, run, goods, is_again=is_again)
     if step is not None:
         yield step
 

@@ -162,17 +162,25 @@ def _exchange(
         if not is_open:
             process.stdin.close()
     for line in process.stdout:
-        if not line.startswith(MARK.encode()):
-            continue  # a login shell's greeting
-        told = json.loads(line[len(MARK) :])
+        told = _told(line)
         if "progress" in told:
             on_progress(told["progress"])
         elif "error" in told:
             raise FabricError(str(told["error"]))
-        else:
+        elif isinstance(told.get("ok"), dict):
             answer: dict[str, Any] = told["ok"]
             return answer
     return None
+
+
+def _told(line: bytes) -> Mapping[str, Any]:
+    """What a line says; nothing where it is a login shell's greeting, or the connection ended in its middle."""
+    if line.startswith(MARK.encode()):
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(line[len(MARK) :])
+            if isinstance(told, dict):
+                return told
+    return {}
 
 
 def _content(file: SentFile) -> Iterator[bytes]:

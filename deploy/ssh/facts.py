@@ -11,7 +11,7 @@ from fabric.errors import FabricError
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a host runs, and what it ran before: a version and a configuration, by their names."""
+    """What roles of a host are started with: a version and a configuration, by their names."""
 
     version: str = ""
     config: str = ""
@@ -22,7 +22,8 @@ class HostFacts:
     """One host. `is_there`: something of ours is on it. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
 
     `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
-    clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told.
+    clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told. `now`: what it was last told to run; `served`: with what all its roles
+    served last; `before`: what served before `now`.
     """
 
     python: str
@@ -52,6 +53,7 @@ class HostFacts:
     views: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     taken: Mapping[str, str] = field(default_factory=dict)
     now: Running = Running()
+    served: Running = Running()
     before: Running = Running()
     addresses: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,6 +110,7 @@ def facts_from(told: Mapping[str, Any], asked_at_ms: float, answered_at_ms: floa
             },
             clock_off_ms=late_ms if late_ms > 0 else -early_ms if early_ms > 0 else 0.0,
             now=Running(str(state.get("version", "")), str(state.get("config", ""))),
+            served=Running(**told["served"]),
             before=Running(**state.get("before", {})),
             addresses=dict(state.get("addresses", {})),
         )

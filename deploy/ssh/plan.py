@@ -154,7 +154,7 @@ class _HostPlan:
         version = self._run.version
         extras = f"[{','.join(self._wanted.extras)}]" if self._wanted.extras else ""
         is_offline = self._deploy.wheelhouse is not None
-        kept = [one.version for one in (self._facts.now, self._facts.before)]
+        kept = [one.version for one in (self._facts.now, self._facts.served, self._facts.before)]
         request = {
             "version": version,
             "requirement": f"tenuto{extras}=={version}",
@@ -167,7 +167,7 @@ class _HostPlan:
     def _config(self) -> Step:
         name, files = self._run.config, self._goods.config.files
         sent = [SentFile.of(f"configs/{name}/{path}", content) for path, content in sorted(files.items())]
-        kept = [name, self._facts.now.config, self._facts.before.config]
+        kept = [name, *(one.config for one in (self._facts.now, self._facts.served, self._facts.before))]
         request = {"complete": f"configs/{name}", "kept": kept}
         return self._step("configuration", f"{name}, {counted(len(sent), 'file')}", request, sent)
 
@@ -198,6 +198,6 @@ class _HostPlan:
                 *(["configuration"] if facts.now.config != run.config else []),
             ]
             why = f"starts again: another {' and '.join(changed) or 'key or environment'}"
-        step = start_step(self._wanted.host, role, script, why, facts, run, self._goods)
+        step = start_step(self._wanted, role, script, why, facts, run, self._goods)
         if step is not None:
             yield step

@@ -150,7 +150,7 @@ def role_script(
 
 
 def start_step(
-    host: str,
+    wanted: HostWanted,
     role: RoleOnHost,
     script: RoleScript,
     why: str,
@@ -164,12 +164,13 @@ def start_step(
     is_running = not is_again and facts.roles.get(role.role_id) == script.stamp
     if is_running and facts.scripts.get(role.role_id) == script.sha256:
         return None
-    before = facts.before if facts.now == run or not facts.now.version else facts.now
+    before = facts.before if facts.served in (run, Running()) else facts.served
     state = {
         "version": run.version,
         "config": run.config,
         "before": {"version": before.version, "config": before.config},
         "addresses": {**goods.addresses, **goods.left},
+        "roles": [one.role_id for one in wanted.roles],
     }
     request = {
         "do": "start",
@@ -181,10 +182,10 @@ def start_step(
     }
     if is_running:
         detail = f"{role.role_id} goes on; configuration {run.config} has the same for it"
-        return Step(host, Phase.PREPARE, "unit", detail, request)
+        return Step(wanted.host, Phase.PREPARE, "unit", detail, request)
     is_replacing = bool(facts.roles.get(role.role_id))
     detail = f"{role.role_id} {why}"
-    return Step(host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
+    return Step(wanted.host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
 
 
 def megabytes(size: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,38 @@ class Place:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What runs, and what ran before; empty at first."""
+        """What runs or is about to, what served last, and what served before; empty at first."""
         return read_object(self.base / "state.json")
+
+    @property
+    def served(self) -> dict[str, str]:
+        """With what all roles served last: the present version and configuration where they do with these."""
+        now = {key: str(self.state.get(key, "")) for key in ("version", "config")}
+        roles = self.state.get("roles", [path.stem for path in (self.base / "roles").glob("*.sh")])
+        if roles and all(self._serves(role_id, now) for role_id in roles):
+            return now
+        found: dict[str, str] = self.state.get("served", now)  # not written by an older version
+        return found
+
+    def _serves(self, role_id: str, run: Mapping[str, str]) -> bool:
+        text, stamp = read_text(self.script(role_id)), self.started_as(role_id)
+        is_present = run["version"] in names_in(text, "versions") and run["config"] in names_in(
+            text, "configs"
+        )
+        return is_present and stamp != "" and stamp in text and bool(living_pid(self.run_file(role_id)))
+
+    def in_use(self, kind: str) -> set[str]:
+        """Of `versions` or `configs`: those that a role is started with, or a process that serves was.
+
+        A change that does not concern a role leaves it in its folder, and its workers; one that failed leaves roles with what was before.
+        """
+        texts = [read_text(path) for path in (self.base / "roles").glob("*.sh")]
+        for path in self.run_dir.glob("*.json"):
+            process = Path(f"/proc/{self.run_file(path.stem).get('pid')}")
+            texts.append(read_text(process / "cmdline"))
+            with contextlib.suppress(OSError):
+                texts.append(str((process / "cwd").readlink()))
+        return {name for text in texts for name in names_in(text, kind)}
 
     def run_file(self, role_id: str, folder: Path | None = None) -> dict[str, Any]:
         """Of a role that serves; empty where it does not. `folder`: another run directory than this one's."""
@@ -64,15 +95,25 @@ class Place:
 
     def started_as(self, role_id: str) -> str:
         """The stamp of the script that a role's process was started by."""
-        with contextlib.suppress(OSError):
-            return (self.run_dir / f"{role_id}.stamp").read_text(encoding="ascii").strip()
-        return ""
+        return read_text(self.run_dir / f"{role_id}.stamp").strip()
 
 
 def living_pid(run_file: Mapping[str, Any]) -> int:
     """Of the process that a run file names, which serves; 0 where it does not live, or there is no run file."""
     pid = run_file.get("pid")
     return pid if isinstance(pid, int) and Path(f"/proc/{pid}").exists() else 0
+
+
+def names_in(text: str, kind: str) -> set[str]:
+    """Of `versions` or `configs`, those whose folders are in it."""
+    return set(re.findall(rf"/{kind}/([^/\s'\"\0]+)", text))
+
+
+def read_text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def file_system(path: Path) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 FIRST_BYTES_MAX = 4 << 20
 """Of a log that was never read: no more than its end."""
 TURN_BYTES_MAX = 1 << 20
-_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")
+_MOMENT = re.compile(
+    r"((?:19[7-9]|2[0-9][0-9])[0-9]-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}),([0-9]{3}) "
+)
 
 
 class LogReader:
@@ -34,6 +36,8 @@ class LogReader:
                 file.seek(self._offset)
                 while chunk := file.read(TURN_BYTES_MAX):
                     end = chunk.rfind(b"\n") + 1
+                    if not end and len(chunk) == TURN_BYTES_MAX:
+                        end = len(chunk)  # a bar that shows progress never ends its line
                     if not end:
                         break
                     self._offset += end
@@ -63,5 +67,8 @@ def _timed(line: str) -> tuple[float | None, str]:
     moment = _MOMENT.match(line)
     if moment is None:
         return None, line
-    local = time.strptime(moment[1], "%Y-%m-%d %H:%M:%S")
-    return time.mktime(local) * 1e3 + float(moment[2]), line[moment.end() :]
+    try:
+        at_s = time.mktime(time.strptime(moment[1], "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):  # whoever wrote that: it is none
+        return None, line
+    return at_s * 1e3 + float(moment[2]), line[moment.end() :]

@@ -70,6 +70,7 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
             if name and one not in running and pid not in serving.values()
         },
         "state": state,
+        "served": place.served,
     }
 
 

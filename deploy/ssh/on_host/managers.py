@@ -15,6 +15,9 @@ from deploy.ssh.on_host.system import Refused, quoted, run, say, until, write_wh
 
 STOP_LIMIT_S = 30
 ASK_LIMIT_S = 20
+LOG_LIMIT = "log_limit.sh"
+LOG_KILOBYTES_MAX = 50_000
+LOG_LOOK_EVERY_S = 10.0
 NO_CRONTAB = ("no crontab for", "No such file")
 """How cron's kinds say that a user has none."""
 
@@ -64,20 +67,21 @@ class Systemd(Manager):
     folder = Path.home() / ".config/systemd/user"
 
     def prepare(self) -> None:
-        if self._is_lingering():
-            return
-        run(["loginctl", "enable-linger"], ASK_LIMIT_S, check=False)
-        (self.place.base / "lingering").touch()  # by us, so that `remove` ends it
+        if not self._is_lingering():
+            run(["loginctl", "enable-linger"], ASK_LIMIT_S, check=False)
+            (self.place.base / "lingering").touch()  # by us, so that `remove` ends it
         if not self._is_lingering():
             raise Refused(
                 "roles would end with the ssh session: run `sudo loginctl enable-linger $USER` on it once"
             )
+        limit, unit = self.place.base / LOG_LIMIT, self._logs_unit
+        write_whole(limit, log_limit(self.place).encode(), 0o700)
+        self._put(unit, systemd_unit(self.place, "logs", limit, machine_id()))
+        systemctl("enable", "--now", unit)
 
     def write(self, role_id: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = systemd_unit(self.place, role_id)
-        write_whole(self.folder / self._unit(role_id), text.encode(), 0o644)
-        systemctl("daemon-reload")
+        script, log = self.place.script(role_id), self.place.log(role_id)
+        self._put(self._unit(role_id), systemd_unit(self.place, role_id, script, machine_id(), log))
 
     def running(self) -> set[str]:
         return {
@@ -99,11 +103,10 @@ class Systemd(Manager):
         systemctl("restart", self._unit(role_id))
 
     def stop(self, role_id: str) -> None:
-        systemctl("disable", "--now", self._unit(role_id), check=False)
-        (self.folder / self._unit(role_id)).unlink(missing_ok=True)
-        systemctl("daemon-reload", check=False)
+        self._take_away(self._unit(role_id))
 
     def remove(self) -> None:
+        self._take_away(self._logs_unit)
         if (self.place.base / "lingering").exists():
             run(["loginctl", "disable-linger"], ASK_LIMIT_S, check=False)
 
@@ -113,6 +116,20 @@ class Systemd(Manager):
 
     def _unit(self, role_id: str) -> str:
         return f"tenuto-{self.place.host}.{role_id}.service"
+
+    @property
+    def _logs_unit(self) -> str:
+        return f"tenuto-{self.place.host}-logs.service"  # no role's
+
+    def _put(self, unit: str, text: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / unit, text.encode(), 0o644)
+        systemctl("daemon-reload")
+
+    def _take_away(self, unit: str) -> None:
+        systemctl("disable", "--now", unit, check=False)
+        (self.folder / unit).unlink(missing_ok=True)
+        systemctl("daemon-reload", check=False)
 
 
 class Supervisor(Manager):
@@ -196,25 +213,36 @@ def manager_of(place: Place) -> Manager:
     return Systemd(place) if is_systemd else Supervisor(place)
 
 
-def systemd_unit(place: Place, role_id: str) -> str:
-    """A unit of this user."""
-    log = str(place.base / f"logs/{role_id}.log").replace("%", "%%")
-    script = str(place.base / f"roles/{role_id}.sh").replace("%", "%%")
+def log_limit(place: Place, kilobytes: int = LOG_KILOBYTES_MAX, every_s: float = LOG_LOOK_EVERY_S) -> str:
+    """A shell's program beside systemd, which appends to logs without an end: one that is too long is copied aside, over the last copy, and begins anew.
+
+    Its writers go on: they append. What they write between copy and cut is lost.
+    """
+    cut = """cp "$1" "$1.1"; : > "$1\""""
+    find = f"find {quoted([str(place.base / 'logs')])} -name '*.log' -size +{kilobytes}k -exec sh -c '{cut}' - {{}} ';'"
+    return f"#!/bin/sh\numask 077\nwhile :; do sleep {every_s:g}; {find}; done\n"
+
+
+def systemd_unit(place: Place, name: str, script: Path, machine: str, log: Path | None = None) -> str:
+    """A unit of this user, for the one machine that has that id: where hosts share a home, the others find it and its link there too.
+
+    It is tried again for as long as it takes, as by supervisord.
+    """
+    command, output = (str(path).replace("%", "%%") for path in (script, log))
+    said = f"StandardOutput=append:{output}\nStandardError=append:{output}\n" if log else ""
     return f"""[Unit]
-Description=Tenuto {role_id} on {place.host}
-StartLimitIntervalSec=60
-StartLimitBurst=10
+Description=Tenuto {name} on {place.host}
+ConditionHost={machine}
+StartLimitIntervalSec=0
 
 [Service]
-ExecStart="{script}"
+ExecStart="{command}"
 Restart=on-failure
-RestartSec=1
+RestartSec=5
 KillMode=mixed
 TimeoutStopSec=20
 LimitNOFILE=infinity
-StandardOutput=append:{log}
-StandardError=append:{log}
-
+{said}
 [Install]
 WantedBy=default.target
 """
@@ -265,6 +293,11 @@ stdout_logfile_backups=2
 """
 
 
+def machine_id() -> str:
+    """By which systemd tells hosts apart; it stays, as lingering does, where the host keeps its /etc and /var."""
+    return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+
+
 def has_systemd() -> bool:
     """Whether this user has a running systemd."""
     if not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
@@ -284,24 +317,29 @@ def crontab(add: str = "", remove: str = "") -> None:
     if shutil.which("crontab") is None:
         return
     try:
-        asked = subprocess.run(
-            ["crontab", "-l"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=ASK_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        say("cannot read the crontab, so roles do not start with the host")
-        return
-    if asked.returncode and not any(text in asked.stderr for text in NO_CRONTAB):
-        say(f"cannot read the crontab, so roles do not start with the host: {asked.stderr.strip()[-200:]}")
-        return
-    lines = asked.stdout.splitlines()
-    wanted = [line for line in lines if not (remove and remove in line)]
-    if add and add not in wanted:
-        wanted.append(add)
-    if wanted != lines:
-        text = "".join(f"{line}\n" for line in wanted)
-        subprocess.run(["crontab", "-"], input=text, text=True, check=False, timeout=ASK_LIMIT_S)
+        listed = _crontab("-l")
+        if listed.returncode and not any(text in _said(listed) for text in NO_CRONTAB):
+            say(f"cannot read the crontab, so roles do not start with the host: {_said(listed)}")
+            return
+        lines = listed.stdout.removesuffix(b"\n").split(b"\n") if listed.stdout else []
+        wanted = [line for line in lines if not (remove and os.fsencode(remove) in line)]
+        if add and os.fsencode(add) not in wanted:
+            wanted.append(os.fsencode(add))
+        if wanted == lines:
+            return
+        written = _crontab("-", b"".join(line + b"\n" for line in wanted))
+        if written.returncode:
+            say(f"cannot write the crontab, so roles do not start with the host: {_said(written)}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"the crontab stays as it is, so roles do not start with the host: {error}")
+
+
+def _crontab(word: str, table: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """In bytes: what others have written there is in whatever encoding."""
+    return subprocess.run(
+        ["crontab", word], input=table, capture_output=True, check=False, timeout=ASK_LIMIT_S
+    )
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    return done.stderr.decode("utf-8", "replace").strip()[-200:]

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +24,7 @@ from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
 from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
+LOCK = ".lock"
 LOCK_LIMIT_S = 600
 INSTALL_LIMIT_S = 1_200
 START_LIMIT_S = 60
@@ -63,7 +64,7 @@ def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     if request.get("complete"):
         (place.base / request["complete"] / COMPLETE).touch()
-        prune(place.base / "configs", [*request["kept"], *configs_in_use(place)])
+        prune(place.base / "configs", {*request["kept"], *place.in_use("configs")})
     return {}
 
 
@@ -93,40 +94,37 @@ def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         run([*pip, *links, "--target", str(draft), "supervisor"], INSTALL_LIMIT_S)
         draft.replace(place.base / "supervisor/lib")
     (folder / COMPLETE).touch()
-    prune(place.base / "versions", request["kept"])
+    kept = {*request["kept"], *place.in_use("versions")}
+    prune(place.base / "versions", kept)
     for path in (place.base / "wheels").glob("tenuto-*.whl"):
-        if path.name.split("-")[1] not in request["kept"]:
+        if path.name.split("-")[1] not in kept:
             path.unlink()
     return {}
 
 
-def prune(folder: Path, kept: Sequence[str]) -> None:
-    """What neither runs, nor ran before, nor is about to run."""
+def prune(folder: Path, kept: Collection[str]) -> None:
+    """What neither runs, nor served before, nor is about to run."""
     for path in folder.iterdir():
         if path.name not in kept:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def configs_in_use(place: Place) -> list[str]:
-    """The folders in which roles were started: those that a change does not concern stay in theirs, with their workers."""
-    found = []
-    for path in place.run_dir.glob("*.json"):
-        with contextlib.suppress(OSError):
-            found.append(Path(f"/proc/{place.run_file(path.stem).get('pid')}/cwd").readlink().name)
-    return found
 
 
 def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """A role with its present script; only put it there where a process runs that has its stamp. Answers when it serves."""
     role_id, script, wanted = request["role_id"], request["script"], request["stamp"]
     manager = manager_of(place)
+    run = request["state"]
+    for folder in (place.version(run["version"]), place.base / "configs" / run["config"]):
+        if not (folder / COMPLETE).exists():  # nothing that serves ends for it
+            raise Refused(f"{folder} is not there: another deploy has removed it meanwhile; run it again")
     for folder in ("roles", "logs"):
         (place.base / folder).mkdir(mode=0o700, exist_ok=True)
     place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     manager.prepare()
-    write_whole(place.base / "state.json", json.dumps(request["state"]).encode(), 0o600)
+    write_state(place, request["state"])
     write_whole(place.script(role_id), script.encode(), 0o700)
     if not request["is_again"] and role_id in manager.running() and place.started_as(role_id) == wanted:
+        write_state(place, request["state"])
         return {"started": False}
     log = place.log(role_id)
     said_before = log.stat().st_size if log.exists() else 0
@@ -146,7 +144,13 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         until(serves, START_LIMIT_S, "")
     except Refused:
         raise Refused(f"{role_id} did not start: {last_words(log, said_before)}") from None
+    write_state(place, request["state"])
     return {"started": True}
+
+
+def write_state(place: Place, state: Mapping[str, Any]) -> None:
+    """With what served last, as it is now."""
+    write_whole(place.base / "state.json", json.dumps({**state, "served": place.served}).encode(), 0o600)
 
 
 def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,8 +177,16 @@ def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         manager.stop(role_id)
     manager.remove()
     shutil.rmtree(place.run_dir, ignore_errors=True)
-    shutil.rmtree(place.base)
-    with contextlib.suppress(OSError):  # of another host, where homes are shared
+    for path in [one for one in place.base.iterdir() if one.name != LOCK]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    (place.base / LOCK).unlink()  # last: who waits for it, or comes now, begins with an empty folder
+    with contextlib.suppress(
+        OSError
+    ):  # somebody came; the one above is of another host, where homes are shared
+        place.base.rmdir()
         place.base.parent.rmdir()
     return {}
 
@@ -250,19 +262,26 @@ def last_words(log: Path, since: int) -> str:
 @contextlib.contextmanager
 def alone(base: Path) -> Iterator[None]:
     """One at a time: another deploy, or what is left of one whose operator went away."""
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock: IO[str] = (base / ".lock").open("w")
+    end_at = time.monotonic() + LOCK_LIMIT_S
+    while (lock := _locked(base)) is None:
+        if time.monotonic() > end_at:
+            raise Refused(f"another deploy has been at work on it for {LOCK_LIMIT_S} s")
+        select.select([], [], [], 0.2)
     with lock:
-        end_at = time.monotonic() + LOCK_LIMIT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end_at:
-                    raise Refused(f"another deploy has been at work on it for {LOCK_LIMIT_S} s") from None
-                select.select([], [], [], 0.2)
         yield
+
+
+def _locked(base: Path) -> IO[str] | None:
+    """The folder's lock; None while somebody else holds it, or when its holder has removed it while it was opened."""
+    path = base / LOCK
+    with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as opened:
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = opened.enter_context(path.open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            opened.pop_all()
+            return lock
+    return None
 
 
 DOES: Mapping[str, Callable[[Place, Mapping[str, Any]], dict[str, Any]]] = {

@@ -154,6 +154,7 @@ class Stage:
                     roles={**told.roles, role_id: request["stamp"]},
                     scripts={**told.scripts, role_id: sha256(request["script"].encode())},
                     now=Running(state["version"], state["config"]),
+                    served=Running(state["version"], state["config"]),
                     before=Running(**state["before"]),
                     addresses=state["addresses"],
                 )

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from deploy.moments import shown_moment
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
-from deploy.ssh.facts import HostFacts, Unreachable
-from deploy.ssh.on_host.logs import LogReader
+from deploy.ssh.facts import HostFacts, Running, Unreachable
+from deploy.ssh.on_host.logs import TURN_BYTES_MAX, LogReader
 from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
 from deploy.ssh.steps import Plan
@@ -81,6 +82,60 @@ def test_a_rollback_with_nothing_before_it_is_a_problem(stage: Stage) -> None:
     stage.done(stage.plan())
     stage.changed("g2", versions=["0.2.0+def"])
     assert [line.partition(" with")[0] for line in rollback(stage).problems["g2"]] == ["0.1.0+abc"]
+
+
+def test_a_rollback_goes_to_what_served_and_never_to_what_failed(stage: Stage) -> None:
+    first = stage.facts["g1"]
+    assert isinstance(first, HostFacts)
+    for version in ("0.2.0+bad", "0.3.0+bad", "0.4.0+bad"):
+        stage.version = version
+        plan = stage.plan()
+        for step in plan.steps:
+            if step.what == "start":
+                assert step.request["state"]["before"]["version"] == first.now.version
+            elif step.what == "environment":
+                assert first.now.version in step.request["kept"]
+                stage.do(step)
+        for host, told in stage.facts.items():
+            assert isinstance(told, HostFacts)
+            roles = dict.fromkeys(told.roles, "")  # none comes up
+            stage.changed(host, now=Running(version, first.now.config), before=first.now, roles=roles)
+    plan = rollback(stage)
+    assert all(first.now.version in step.request["script"] for step in plan.steps)
+    stage.done(plan)
+    assert {told.now for told in stage.facts.values() if isinstance(told, HostFacts)} == {first.now}
+    assert rollback(stage).problems["g1"] == ["nothing ran before what runs now"], (
+        "what failed is no way back"
+    )
+
+
+def test_a_rollback_leaves_hosts_alone_that_the_last_change_did_not_reach(stage: Stage) -> None:
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    stage.version = "0.3.0+ghi"
+    for step in stage.plan().steps:
+        if step.host == "g1":
+            stage.do(step)
+    plan = rollback(stage)
+    assert not plan.problems
+    assert {step.host for step in plan.steps} == {"g1"}
+    stage.done(plan)
+    versions = {told.now.version for told in stage.facts.values() if isinstance(told, HostFacts)}
+    assert versions == {"0.2.0+def"}
+    again = {step.detail.partition("back to ")[2].partition(",")[0] for step in rollback(stage).steps}
+    assert again == {"0.1.0+abc"}, "all go to one, and that one has served everywhere"
+
+
+def test_a_rollback_that_was_interrupted_is_not_repeated_for_it_would_go_both_ways(stage: Stage) -> None:
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    for step in rollback(stage).steps:
+        if step.host == "g1":
+            stage.do(step)
+    plan = rollback(stage)
+    assert plan.steps == ()
+    assert all("run `tenuto deploy up`" in problem for (problem,) in plan.problems.values())
+    assert set(plan.problems) == set(stage.facts)
 
 
 def test_the_end_is_frontends_first_and_the_schedulers_last(stage: Stage) -> None:
@@ -167,6 +222,38 @@ def test_lines_without_a_moment_are_as_new_as_they_can_be(tmp_path: Path) -> Non
     (first, one, of_one, two, last) = (at_ms for at_ms, _ in LogReader(log).read())
     assert first == one == of_one == two - 1_000.0
     assert last == changed_at_ms
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, TURN_BYTES_MAX])
+def test_a_line_without_an_end_hides_nothing_that_comes_after_it(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "a.log"
+    bar = ("\r 50%" * TURN_BYTES_MAX)[: TURN_BYTES_MAX + size]
+    log.write_text("2026-11-23 04:03:29,123 one\n" + bar, newline="")
+    reader = LogReader(log)
+    said = [line for _, line in reader.read()]
+    with log.open("a") as file:
+        file.write("\n2026-11-23 04:03:30,123 two\n")
+    said += [line for _, line in reader.read()]
+    assert (said[0], said[-1]) == ("one", "two")
+    assert "".join(said[1:-1]) == bar.replace("\r", "")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "0000-00-00 00:00:00,000",
+        "0001-01-01 00:00:00,000",
+        "9999-12-31 23:59:59,999",
+        "2026-02-31 10:00:00,000",
+        "2026-02-01 10:00:99,000",
+    ],
+)
+def test_a_moment_that_is_none_is_a_part_of_its_line(tmp_path: Path, written: str) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(f"{written} a model says\n2026-11-23 04:03:30,123 two\n")
+    (first_ms, first), (second_ms, _) = LogReader(log).read()
+    assert (first, first_ms) == (f"{written} a model says", second_ms)
+    assert shown_moment(first_ms).startswith("2026-11-23")
 
 
 @pytest.mark.parametrize("ago", ["5", "m", "-1s", "9999999s", "1w"])

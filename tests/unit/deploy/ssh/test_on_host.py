@@ -18,7 +18,6 @@ from deploy.ssh.facts import facts_from
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place, file_system
 from deploy.ssh.on_host.looking import facts, port_holder
-from deploy.ssh.on_host.managers import crontab, supervisor_conf, supervisor_unit, systemd_unit
 from deploy.ssh.on_host.system import MARK, Refused, sha256
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.config.hosts import DeployConfig
@@ -76,34 +75,6 @@ def test_a_file_that_is_not_what_was_said_leaves_nothing(
     assert list((place.base / "wheels").iterdir()) == []
 
 
-def test_what_systemd_and_supervisor_are_told(place: Place) -> None:
-    base = place.base
-    assert (
-        systemd_unit(place, "frontend-0")
-        == f"""\
-[Unit]
-Description=Tenuto frontend-0 on a
-StartLimitIntervalSec=60
-StartLimitBurst=10
-
-[Service]
-ExecStart="{base}/roles/frontend-0.sh"
-Restart=on-failure
-RestartSec=1
-KillMode=mixed
-TimeoutStopSec=20
-LimitNOFILE=infinity
-StandardOutput=append:{base}/logs/frontend-0.log
-StandardError=append:{base}/logs/frontend-0.log
-
-[Install]
-WantedBy=default.target
-"""
-    )
-    assert f'command="{base}/roles/frontend-0.sh"' in supervisor_unit(place, "frontend-0")
-    assert f"serverurl=unix://{place.run_dir}/supervisor.sock" in supervisor_conf(place)
-
-
 # ---------------------------------------------------------------- ssh
 
 
@@ -157,6 +128,38 @@ def test_a_host_is_asked_through_ssh_with_the_code_on_stdin(
     assert words[words.index("--") + 1] == "a"
     with pytest.raises(FabricError, match="No such file"):
         HostConnection("a", deploy).ask({"do": "receive", "files": [{"path": "/proc/x/y"}]})
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "error", "line"),
+    [
+        ('{"ok": {"state"', 255, PeerLost, "ssh ended with code 255"),
+        ('{"ok"\\n', 1, FabricError, "ssh ended with code 1"),
+        ('{"progress": {"role": "fro', 255, PeerLost, "ssh ended with code 255"),
+        ("\\377\\n", 255, PeerLost, "ssh ended with code 255"),
+        ('[1]\\n{"ok": 1}\\n7\\n', 255, PeerLost, "ssh ended with code 255"),
+        (' welcome to it\\ntenuto:{}\\ntenuto:{"ok": {"a": 1}}\\n', 0, None, ""),
+    ],
+    ids=["cut", "cut line", "cut progress", "bytes", "no objects", "greeting"],
+)
+def test_a_line_that_cannot_be_understood_is_no_answer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    code: int,
+    error: type[FabricError] | None,
+    line: str,
+) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text(f"#!/bin/sh\ncat > /dev/null\nprintf '{MARK}{said}'\nexit {code}\n")
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if error is None:
+        assert HostConnection("a", DeployConfig()).ask({"do": "facts"}) == {"a": 1}
+        return
+    with pytest.raises(error) as caught:
+        HostConnection("a", DeployConfig()).ask({"do": "facts"})
+    assert line in str(caught.value)
 
 
 def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,36 +256,6 @@ def test_the_code_for_hosts_needs_nothing_but_python() -> None:
         check=False,
     )
     assert done.stdout.startswith(b"/proc/self/fd/"), done.stderr
-
-
-CRON = """#!/bin/sh
-if [ "$1" = - ]; then cat > "$0.table"; exit; fi
-{listed}
-"""
-
-
-@pytest.mark.parametrize(
-    ("listed", "written"),
-    [
-        ("echo '5 4 * * * backup'", "5 4 * * * backup\n@reboot boot.sh\n"),
-        ("echo 'no crontab for me' >&2; exit 1", "@reboot boot.sh\n"),
-        ("echo \"crontab: can't open 'me': No such file or directory\" >&2; exit 1", "@reboot boot.sh\n"),
-        ("echo 'You are not allowed to use this program' >&2; exit 1", None),
-        ("echo 'cannot read: Input/output error' >&2; exit 1", None),
-        ("kill -9 $$", None),
-    ],
-    ids=["others", "none", "none of busybox", "not allowed", "broken disk", "killed"],
-)
-def test_a_crontab_that_cannot_be_read_is_not_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, written: str | None
-) -> None:
-    program = tmp_path / "crontab"
-    program.write_text(CRON.format(listed=listed), encoding="ascii")
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    crontab(add="@reboot boot.sh")
-    table = tmp_path / "crontab.table"
-    assert (table.read_text(encoding="ascii") if table.exists() else None) == written
 
 
 def test_a_bundle_has_what_the_loaders_of_heads_name(tmp_path: Path) -> None:

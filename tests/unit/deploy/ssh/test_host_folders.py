@@ -1,0 +1,148 @@
+"""What of a host's folders is in use: by what is written there, and by what runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from deploy.ssh.on_host import requests
+from deploy.ssh.on_host.folders import Place
+from deploy.ssh.on_host.looking import COMPLETE
+from deploy.ssh.on_host.requests import alone, environment, remove, start, write_state
+from deploy.ssh.on_host.system import Refused
+
+ROLES = ("node-a", "frontend-0")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = Place({"host": "a", "directory": ".t", "units": "systemd"})
+    for folder in ("roles", "wheels", "versions", "configs"):
+        (made.base / folder).mkdir(parents=True)
+    made.run_dir.mkdir()
+    return made
+
+
+def put(place: Place, role_id: str, version: str, *, serves: bool) -> None:
+    """A role's script; its process wrote its stamp as it began, and its run file where it serves."""
+    place.script(role_id).write_text(
+        f"echo stamp-{version}\ncd {place.base}/configs/c{version} && exec {place.base}/versions/{version}/bin/tenuto x\n"
+    )
+    (place.run_dir / f"{role_id}.stamp").write_text(f"stamp-{version}\n")
+    (place.run_dir / f"{role_id}.json").write_text(json.dumps({"pid": os.getpid() if serves else 0}))
+
+
+def told_to_run(place: Place, version: str) -> None:
+    state = {"version": version, "config": f"c{version}", "before": {}, "addresses": {}, "roles": ROLES}
+    write_state(place, state)
+
+
+def test_a_version_has_served_when_all_roles_of_the_host_do_with_it(place: Place) -> None:
+    told_to_run(place, "1")
+    put(place, "node-a", "1", serves=True)
+    told_to_run(place, "1")
+    assert place.served == {"version": "", "config": ""}, "a frontend is to come"
+    put(place, "frontend-0", "1", serves=True)
+    told_to_run(place, "1")
+    for failed in ("2", "3"):
+        told_to_run(place, failed)
+        put(place, "node-a", failed, serves=failed == "3")
+        assert place.served == {"version": "1", "config": "c1"}
+    put(place, "frontend-0", "3", serves=False)
+    assert place.served["version"] == "1"
+    put(place, "frontend-0", "3", serves=True)  # it took longer than its start was waited for
+    assert place.served["version"] == "3"
+
+
+def test_a_state_of_before_is_of_what_served(place: Place) -> None:
+    (place.base / "state.json").write_text(json.dumps({"version": "1", "config": "c1"}))
+    assert place.served == {"version": "1", "config": "c1"}
+
+
+def test_nothing_goes_that_a_role_is_started_with(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("1", "2", "3", "4"):
+        (place.version(version) / "bin").mkdir(parents=True)
+        (place.base / f"wheels/tenuto-{version}-py3-none-any.whl").touch()
+    put(place, "frontend-0", "1", serves=True)
+    put(place, "node-a", "3", serves=False)
+    request = {"version": "4", "requirement": "tenuto==4", "is_offline": True, "kept": ["4"]}
+    monkeypatch.setattr(
+        requests, "run", lambda *_, **__: (place.version("4") / "bin").mkdir(parents=True, exist_ok=True)
+    )
+    environment(place, request)
+    assert {path.name for path in (place.base / "versions").iterdir()} == {"1", "3", "4"}
+    assert {path.name.split("-")[1] for path in (place.base / "wheels").iterdir()} == {"1", "3", "4"}
+    assert (place.version("4") / COMPLETE).exists()
+    assert place.in_use("configs") >= {"c1", "c3"}
+
+
+def test_a_folder_that_a_process_runs_in_is_in_use_whatever_its_script_says_by_now(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.base / "configs/c1").mkdir()
+    monkeypatch.chdir(place.base / "configs/c1")
+    put(place, "node-a", "2", serves=True)
+    assert place.in_use("configs") == {"c1", "c2"}
+
+
+def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, removed, inside, left = (threading.Event() for _ in range(4))
+
+    def pause(*_: object) -> None:
+        """The one that waits, having seen that somebody holds the lock."""
+        waits.set()
+        assert removed.wait(10)
+
+    def waiting() -> None:
+        with alone(place.base):
+            inside.set()
+            assert left.wait(10)
+
+    real_flock = fcntl.flock
+    monkeypatch.setattr(select, "select", pause)
+    thread = threading.Thread(target=waiting, daemon=True)
+    with alone(place.base):
+        thread.start()
+        assert waits.wait(10)
+        remove(place, {})
+    assert not place.base.exists()
+    removed.set()
+    assert inside.wait(10)
+    monkeypatch.setattr(requests, "LOCK_LIMIT_S", -1)
+    with pytest.raises(Refused, match="another deploy"), alone(place.base):
+        pass
+    left.set()
+    thread.join(10)
+
+    def removed_before(lock: IO[str], how: int) -> None:
+        """Its holder takes the file away when this one has opened it."""
+        monkeypatch.setattr(fcntl, "flock", real_flock)
+        (place.base / requests.LOCK).unlink()
+        real_flock(lock, how)
+
+    monkeypatch.setattr(requests, "LOCK_LIMIT_S", 10)
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with alone(place.base):
+        assert requests._locked(place.base) is None
+
+
+def test_a_role_is_not_ended_for_a_folder_that_is_not_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(place, "node-a", "1", serves=True)
+    before = place.script("node-a").read_text()
+    state = {"version": "2", "config": "c2", "before": {}, "addresses": {}, "roles": ["node-a"]}
+    request = {"role_id": "node-a", "script": "x", "stamp": "y", "state": state, "is_again": False}
+    with pytest.raises(Refused, match="another deploy has removed it meanwhile"):
+        start(place, request)
+    assert place.script("node-a").read_text() == before
