@@ -168,9 +168,10 @@ def _widened(raw: Tensor) -> Tensor:
 
 def _leaves(name: str, values: Any) -> tuple[list[Any], tuple[int, ...]]:
     """What the lists in lists hold, in C order, and their shape. Raises InvalidInput where they have none."""
-    level, shape = [values], ()
+    level: list[Any] = [values]
+    shape: tuple[int, ...] = ()
     while list in (kinds := set(map(type, level))):
-        lengths = set(map(len, level)) if len(kinds) == 1 else ()
+        lengths = set(map(len, level)) if len(kinds) == 1 else set()
         if len(lengths) != 1 or len(shape) == RANK_MAX:
             raise InvalidInput(
                 f"input {shown(name)} is not an array: it has lists of different lengths, or too deep ones"

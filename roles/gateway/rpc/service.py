@@ -18,7 +18,13 @@ from roles.gateway.failures import Failure, failure_of
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
-from roles.gateway.rpc.messages import SERVICE, ModelStreamInferResponse, message_class, methods
+from roles.gateway.rpc.messages import (
+    SERVICE,
+    ModelStreamInferResponse,
+    check_fields,
+    message_class,
+    methods,
+)
 from roles.gateway.rpc.translation import plain_parameters, read_infer, write_infer
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
@@ -83,6 +89,7 @@ class RpcService:
                 Overloaded("the bodies of other requests take all the room there is"), 0, self._budget
             )
         try:
+            check_fields(raw)
             message = parse(raw)
         except DecodeError as error:
             self._budget.give_back(len(raw))

@@ -121,6 +121,30 @@ def test_what_is_no_message_holds_nothing_of_the_budget_and_is_refused() -> None
         assert budget.used == 0
 
 
+@pytest.mark.parametrize("before", [b"", b"\x0b\x0c", b"\x08\x01\x09" + bytes(8) + b"\x0d" + bytes(4)])
+def test_a_message_of_many_empty_fields_is_refused_before_it_is_read(before: bytes) -> None:
+    """Of 64 MiB of them the parser makes objects of 2.5 GiB."""
+
+    def parse(raw: bytes) -> Any:
+        raise AssertionError("it was read")
+
+    budget = BodyBudget(1 << 20)
+    many = RpcService._read(service(budget), parse, before + b"\x2a\x00" * 20_000)
+    with pytest.raises(InvalidInput, match="over 16384 fields"):
+        assert many.message
+    assert budget.used == 0
+
+
+def test_a_request_with_as_many_tensors_as_it_may_have_is_read() -> None:
+    asked = Asked(model_name="m", id="1")
+    for at in range(4_096):
+        asked.inputs.add(name=str(at), datatype="FP32", shape=[1])
+        asked.outputs.add(name=str(at))
+        asked.raw_input_contents.append(bytes(4))
+    raw = asked.SerializeToString()
+    assert RpcService._read(service(), Asked.FromString, raw).message == asked
+
+
 def test_a_stream_over_the_budget_is_told_so_and_goes_on() -> None:
     budget = BodyBudget(30)
 
