@@ -22,6 +22,8 @@ from fabric.ipc import PATH_BYTES_MAX
 from fabric.keys import key_file, principal_of_node
 from fabric.policy_options import shown
 from roles.config.cluster import ClusterConfig, NodeConfig
+from roles.config.hosts import CLIENT_PORT, CONTROL_PORT
+from roles.config.listeners import check_apart
 
 INTERFACE: Final = "eth0"
 """The interface of a pod's own address, by the convention of all runtimes."""
@@ -109,6 +111,8 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         remarks.append(
             "cluster.gateway.model_control: no scheduler is beside a gateway in its pod: it is off"
         )
+    metrics_port = _port(config.listen.metrics) or METRICS_PORT
+    _check_ports(metrics_port, gateway)
     loaders = [loader for model in source.document["models"] for loader in loaders_of(model)]
     return Wanted(
         namespace=namespace,
@@ -120,7 +124,7 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
         keys=config.security.keys,
         files=_files(source, namespace, gateway),
         gateway=gateway,
-        metrics_port=_port(config.listen.metrics) or METRICS_PORT,
+        metrics_port=metrics_port,
         needs_hub=any(loader.get("from_hub") for loader in loaders),
         remarks=tuple(remarks),
     )
@@ -142,6 +146,24 @@ def _check_places(cluster: Mapping[str, Any]) -> None:
         raise ConfigError(
             "cluster.addresses: has hosts' addresses; pods get theirs from Kubernetes, leave it out"
         )
+
+
+def _check_ports(metrics_port: int, gateway: GatewayWanted | None) -> None:
+    """What listens in one pod does so at its one address, whatever hosts the file says."""
+    doors = {} if gateway is None else gateway.ports
+    pods = {
+        SCHEDULER_NAME: {"a scheduler's door": CONTROL_PORT},
+        FRONTEND_NAME: {
+            "a frontend's door": CLIENT_PORT,
+            **{f"listen.{name}": port for name, port in doors.items()},
+        },
+    }
+    page = {f"each pod's page of metrics (listen.metrics, or {METRICS_PORT})": metrics_port}
+    check_apart(
+        (what, pod, f"{pod}:{port}")
+        for pod, ports in pods.items()
+        for what, port in {**ports, **page}.items()
+    )
 
 
 def _check_nodes(config: ClusterConfig, cluster: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fabric.curve import host_of
 from fabric.errors import ConfigError
@@ -15,8 +15,13 @@ from roles.config.metrics_pages import metrics_pages
 
 def check_listeners(config: ClusterConfig) -> None:
     """Raises ConfigError where two of a file's listeners would be at one port of a host."""
+    check_apart(_listeners(config))
+
+
+def check_apart(listeners: Iterable[tuple[str, str, str]]) -> None:
+    """The same of any: what each is called, its host and its address."""
     taken: dict[tuple[str, str, str], str] = {}
-    for what, host, address in _listeners(config):
+    for what, host, address in listeners:
         port = address.rpartition(":")[2]
         if address.startswith("ipc://") or port == "0":
             continue

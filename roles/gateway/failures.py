@@ -117,6 +117,10 @@ class Failure:
     allowed: Sequence[str] = ()
     """HTTP's methods, where that is what was wrong."""
 
+    def __post_init__(self) -> None:
+        # Half characters (U+D800 and on), as Python has them for a path's odd bytes, go out in no protocol.
+        object.__setattr__(self, "reason", self.reason.encode(errors="backslashreplace").decode())
+
     @property
     def status(self) -> int:
         """HTTP's."""

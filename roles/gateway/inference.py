@@ -20,11 +20,11 @@ from fabric.link import Tensor
 from fabric.messages import PRIORITY_MAX, ModelInfo
 from fabric.policy_options import shown
 from roles.gateway.failures import Unsupported
-from roles.gateway.tensors import Elements
+from roles.gateway.tensors import FILES_MAX, Elements
 
 VERSION: Final = "1"
 """The only one that a model has."""
-ROWS_MAX: Final = 256
+ROWS_MAX: Final = FILES_MAX
 """Requests that one inference may become."""
 _PRIORITY_LOWEST: Final = PRIORITY_MAX + 1
 _US_PER_MS: Final = 1_000.0
@@ -179,8 +179,8 @@ def _rows_in(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> int | Non
     ranks = {tensor.name: len(tensor.shape) for tensor in info.inputs}
     lengths = set()
     for one in inputs:
-        rank = 1 if isinstance(one.data, tuple) else ranks.get(one.name)
-        if rank is None or len(one.shape) != rank + 1:
+        rank = ranks.get(one.name)
+        if rank is None or len(one.shape) != (1 if isinstance(one.data, tuple) else rank) + 1:
             return None
         lengths.add(one.shape[0])
     return lengths.pop() if len(lengths) == 1 else None

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from fabric.errors import ConfigError, FabricError, InvalidInput, ModelNotFound, Overloaded
 from fabric.ids import ModelId
 from fabric.messages import Changed, ModelsAdd, ModelsRemove, PlanChange
@@ -85,8 +87,8 @@ class Repository:
                 )
             return section
         try:
-            section = json.loads(config) if isinstance(config, str | bytes) else None
-        except (ValueError, RecursionError) as error:
+            section = msgspec.json.decode(config) if isinstance(config, str | bytes) else None
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"config is not JSON: {error}") from error
         if not isinstance(section, dict):
             raise InvalidInput("config must be a text: JSON with a section as in the file's models")

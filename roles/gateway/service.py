@@ -209,9 +209,8 @@ class Service:
         total_ms = self.clock.now_ms() - began_at_ms
         match outcome:
             case Answered(results):
-                now_ms = _WALL.now_ms()
-                for result in results:
-                    self.statistics.note_success(model, result.ledger, total_ms, now_ms)
+                ledgers = [result.ledger for result in results]
+                self.statistics.note_success(model, ledgers, total_ms, _WALL.now_ms())
             case Failure():
                 self.failed(model, outcome, total_ms)
             case None:

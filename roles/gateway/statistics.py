@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,10 +35,14 @@ class Duration:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Of one model. `last_at_ms`: the time of day of the last inference."""
+    """Of one model. `success` and `fail` count inferences; `rows` those that had outputs, and stages the rows of each.
+
+    `last_at_ms`: the time of day of the last inference.
+    """
 
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
+    rows: int = 0
     queue: Duration = field(default_factory=Duration)
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
@@ -60,19 +65,21 @@ class Statistics:
         """By code, of all models."""
         self._models: dict[str, ModelStatistics] = {}
 
-    def note_success(self, model: str, ledger: Ledger, total_ms: float, now_ms: float) -> None:
-        """One request was answered."""
+    def note_success(self, model: str, ledgers: Sequence[Ledger], total_ms: float, now_ms: float) -> None:
+        """One inference was answered. `ledgers`: of its rows."""
         seen = self._of(model)
         if seen is None:
             return
         seen.success.note(total_ms)
-        seen.queue.note(ledger.held_ms + ledger.waited_ms + ledger.queue_ms)
-        seen.compute_input.note(ledger.preprocess_ms + ledger.transfer_ms)
-        seen.compute_infer.note(ledger.gpu_ms)
-        seen.compute_output.note(ledger.return_ms)
+        seen.rows += len(ledgers)
         seen.last_at_ms = now_ms
-        if ledger.batch_size > 0:
-            seen.batches.setdefault(ledger.batch_size, Duration()).note(ledger.gpu_ms)
+        for ledger in ledgers:
+            seen.queue.note(ledger.held_ms + ledger.waited_ms + ledger.queue_ms)
+            seen.compute_input.note(ledger.preprocess_ms + ledger.transfer_ms)
+            seen.compute_infer.note(ledger.gpu_ms)
+            seen.compute_output.note(ledger.return_ms)
+            if ledger.batch_size > 0:
+                seen.batches.setdefault(ledger.batch_size, Duration()).note(ledger.gpu_ms)
 
     def note_failure(self, model: str, code: str, total_ms: float, *, is_known: bool) -> None:
         """One was not."""
@@ -83,7 +90,7 @@ class Statistics:
 
     @property
     def answered(self) -> int:
-        """Requests with outputs, of all models."""
+        """Inferences with outputs, of all models."""
         return sum(seen.success.count for seen in self._models.values())
 
     @property
@@ -100,8 +107,8 @@ class Statistics:
             "name": model,
             "version": VERSION,
             "last_inference": round(seen.last_at_ms),
-            "inference_count": seen.success.count,
-            "execution_count": max(executed, 1) if seen.success.count else 0,
+            "inference_count": seen.rows,
+            "execution_count": max(executed, 1) if seen.rows else 0,
             "inference_stats": {stage: getattr(seen, stage).as_plain() for stage in stages},
             "batch_stats": [
                 {

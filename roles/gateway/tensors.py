@@ -7,12 +7,15 @@ length, four bytes little-endian. BF16 has no counterpart in numpy or in our mes
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
 
-from fabric.errors import Internal, InvalidInput
+from fabric.errors import Internal, InvalidInput, TooLarge
 from fabric.link import Tensor
 from fabric.messages import RANK_MAX
 from fabric.policy_options import shown
@@ -20,7 +23,9 @@ from fabric.tensors import dtype_name
 
 BYTES: Final = "BYTES"
 BF16: Final = "BF16"
-_LENGTH_BYTES: Final = 4  # before each element of BYTES
+FILES_MAX: Final = 256
+"""Elements of a BYTES tensor: each is a request of its own."""
+_LENGTH: Final = struct.Struct("<I")  # before each element of BYTES
 _ELEMENTS_MAX: Final = 1 << 40  # far more than any body has
 _SHOWN_MAX: Final = 60  # characters of a client's own words in an answer
 
@@ -35,15 +40,21 @@ _NUMPY: Final[Mapping[str, np.dtype[np.generic]]] = {
 _DATATYPES: Final[Mapping[str, str]] = {dtype_name(dtype): datatype for datatype, dtype in _NUMPY.items()}
 _RAW_BF16: Final = np.dtype("<u2")
 
-_HELD: Final = {
-    "U": "texts",
-    "b": "true or false",
-    "f": "fractions, or numbers that are too large",
-    "i": "numbers",
-    "u": "numbers",
+_HELD: Final[Mapping[frozenset[type], str]] = {
+    frozenset({str}): "texts",
+    frozenset({bool}): "true or false",
+    frozenset({int}): "numbers",
+    frozenset({float}): "fractions, or numbers that are too large",
+    frozenset({int, float}): "fractions, or numbers that are too large",
 }
-_TAKEN: Final = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}
-"""By the kind of numpy's type: what came, and what belongs there."""
+"""What came, by the types of JSON's values."""
+_TAKEN: Final[Mapping[str, tuple[frozenset[type], str]]] = {
+    "b": (frozenset({bool}), "true or false"),
+    "i": (frozenset({int}), "whole numbers"),
+    "u": (frozenset({int}), "whole numbers"),
+    "f": (frozenset({int, float, NoneType}), "numbers"),
+}
+"""By the kind of numpy's type: the types of JSON's values that belong there, and what they are called."""
 
 Elements = tuple[bytes, ...]
 """Of a BYTES tensor, in C order."""
@@ -57,47 +68,58 @@ def datatype_of(dtype: str) -> str:
     return datatype
 
 
-def count_of(name: str, shape: Sequence[int]) -> int:
-    """How many elements there are. Raises InvalidInput for a shape that no tensor has."""
+def count_of(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """How many elements there are. Raises InvalidInput for a shape that no tensor has, TooLarge for more files than one inference takes."""
+    # The rank first: the product of a million lengths takes minutes.
     # An empty tensor may say any lengths beside its 0: numpy takes them as far as their product counts bytes.
-    size = math.prod(max(1, length) for length in shape)
-    if len(shape) > RANK_MAX or any(length < 0 for length in shape) or size > _ELEMENTS_MAX:
+    if (
+        len(shape) > RANK_MAX
+        or any(length < 0 for length in shape)
+        or math.prod(max(1, length) for length in shape) > _ELEMENTS_MAX
+    ):
         raise InvalidInput(
-            f"input {shown(name)} has the shape {_shown(list(shape))}; it must be at most {RANK_MAX} lengths of 0 and more,"
+            f"input {shown(name)} has the shape {_shown(shape)}; it must be at most {RANK_MAX} lengths of 0 and more,"
             f" and of {_ELEMENTS_MAX} elements"
         )
-    return math.prod(shape)
+    count = math.prod(shape)
+    if datatype == BYTES and count > FILES_MAX:
+        raise TooLarge(
+            f"input {shown(name)} has {count} elements of BYTES; one inference may have {FILES_MAX} rows of one each"
+        )
+    return count
 
 
 def from_raw(name: str, datatype: str, shape: Sequence[int], raw: memoryview) -> Tensor | Elements:
-    """View raw bytes as the tensor they are said to be. Raises InvalidInput where they are not."""
-    count = count_of(name, shape)
+    """View raw bytes as the tensor they are said to be. Raises InvalidInput where they are not, TooLarge as `count_of` does."""
+    count = count_of(name, datatype, shape)
     if datatype == BYTES:
         return _elements(name, count, raw)
     dtype = _RAW_BF16 if datatype == BF16 else _numpy_dtype(name, datatype)
     if len(raw) != count * dtype.itemsize:
         raise InvalidInput(
-            f"input {shown(name)} has {len(raw)} bytes; {datatype} {_shown(list(shape))} takes {count * dtype.itemsize}"
+            f"input {shown(name)} has {len(raw)} bytes; {datatype} {_shown(shape)} takes {count * dtype.itemsize}"
         )
     array: Tensor = np.ndarray(tuple(shape), dtype, buffer=raw) if count else np.empty(tuple(shape), dtype)
     return _widened(array) if datatype == BF16 else array
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> Tensor | Elements:
-    """What JSON says: a list of values in C order, or lists in lists as the shape is. Raises InvalidInput."""
-    count = count_of(name, shape)
+    """What JSON says: a list of values in C order, or lists in lists as the shape is. Raises InvalidInput, TooLarge."""
+    count = count_of(name, datatype, shape)
     if datatype == BF16:
         raise InvalidInput(f"input {shown(name)} is BF16, which goes as binary data only")
     if not isinstance(values, list):
         raise InvalidInput(f"input {shown(name)} has no data: give a list, or binary data")
+    leaves, nested = _leaves(name, values)
+    if len(leaves) != count or (len(nested) > 1 and nested != tuple(shape)):
+        said = f"its shape {_shown(shape)} takes {count}"
+        found = f"in the shape {_shown(nested)}" if len(nested) > 1 else "in a list"
+        raise InvalidInput(f"input {shown(name)} has {len(leaves)} elements {found}; {said}")
     if datatype == BYTES:
-        return _texts(name, count, values)
-    array = numbers(name, values, _numpy_dtype(name, datatype))
-    if array.size != count or (array.ndim > 1 and array.shape != tuple(shape)):
-        said = f"its shape {_shown(list(shape))} takes {count}"
-        found = f"in the shape {_shown(list(array.shape))}" if array.ndim > 1 else "in a list"
-        raise InvalidInput(f"input {shown(name)} has {array.size} elements {found}; {said}")
-    return array.reshape(tuple(shape))
+        if not all(isinstance(one, str) for one in leaves):
+            raise InvalidInput(f"input {shown(name)} is BYTES; in JSON its elements are texts")
+        return tuple(one.encode() for one in leaves)
+    return _array(name, leaves, _numpy_dtype(name, datatype)).reshape(tuple(shape))
 
 
 def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
@@ -105,35 +127,8 @@ def numbers(name: str, values: Any, dtype: np.dtype[np.generic]) -> Tensor:
 
     Null is a NaN, as in what we answer.
     """
-    try:
-        found = np.asarray(values)
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(
-            f"input {shown(name)} is not an array: it has lists of different lengths, or too deep ones"
-        ) from error
-    wanted = dtype.kind
-    if found.dtype.kind == "O" and wanted == "f":
-        found = _with_nulls(name, found)
-    if found.dtype.kind in "fO" and wanted in "iu":
-        found = _whole_numbers(values, found)
-    allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}.get(wanted, "")
-    if found.size and found.dtype.kind not in allowed:
-        raise InvalidInput(
-            f"input {shown(name)} holds {_HELD.get(found.dtype.kind, 'values of several kinds')};"
-            f" it must hold {_TAKEN[wanted]}, as {_named(dtype)}"
-        )
-    if wanted in "iu" and found.size:
-        limits = np.iinfo(dtype_name(dtype))
-        low, high = int(found.min()), int(found.max())
-        if low < limits.min or high > limits.max:
-            raise InvalidInput(
-                f"input {shown(name)} goes from {low} to {high}; {_named(dtype)} takes {limits.min} to {limits.max}"
-            )
-    try:
-        with np.errstate(over="raise"):
-            return found.astype(dtype)
-    except FloatingPointError as error:
-        raise InvalidInput(f"input {shown(name)} holds a number over the range of {_named(dtype)}") from error
+    leaves, shape = _leaves(name, values)
+    return _array(name, leaves, dtype).reshape(shape)
 
 
 def to_raw(array: Tensor) -> memoryview:
@@ -171,41 +166,58 @@ def _widened(raw: Tensor) -> Tensor:
     return (raw.astype("<u4") << 16).view("<f4")
 
 
-def _with_nulls(name: str, found: Tensor) -> Tensor:
-    if not all(one is None or type(one) in (int, float) for one in found.reshape(-1).tolist()):
+def _leaves(name: str, values: Any) -> tuple[list[Any], tuple[int, ...]]:
+    """What the lists in lists hold, in C order, and their shape. Raises InvalidInput where they have none."""
+    level: list[Any] = [values]
+    shape: tuple[int, ...] = ()
+    while list in (kinds := set(map(type, level))):
+        lengths = set(map(len, level)) if len(kinds) == 1 else set()
+        if len(lengths) != 1 or len(shape) == RANK_MAX:
+            raise InvalidInput(
+                f"input {shown(name)} is not an array: it has lists of different lengths, or too deep ones"
+            )
+        shape = (*shape, *lengths)
+        level = list(chain.from_iterable(level))
+    return level, shape
+
+
+def _array(name: str, leaves: list[Any], dtype: np.dtype[np.generic]) -> Tensor:
+    # Of texts numpy would make an array as wide as the longest of them, times their number: it sees none.
+    kinds = frozenset(map(type, leaves))
+    taken, called = _TAKEN[dtype.kind]
+    if not kinds <= taken:
         raise InvalidInput(
-            f"input {shown(name)} holds values of several kinds; it must hold numbers, or null"
+            f"input {shown(name)} holds {_HELD.get(kinds, 'values of several kinds')};"
+            f" it must hold {called}, as {_named(dtype)}"
         )
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype_name(dtype))
+        low, high = min(leaves, default=0), max(leaves, default=0)
+        if low < limits.min or high > limits.max:
+            raise InvalidInput(
+                f"input {shown(name)} goes from {shown(low)} to {shown(high)};"
+                f" {_named(dtype)} takes {limits.min} to {limits.max}"
+            )
+        return np.array(leaves, dtype)
     try:
-        return found.astype(np.float64)
-    except OverflowError as error:
-        raise InvalidInput(f"input {shown(name)} holds a number over the range of float64") from error
-
-
-def _whole_numbers(values: Any, found: Tensor) -> Tensor:
-    """Whole numbers around 2^63, which numpy takes for floats or objects where they stand beside small ones."""
-    exact = np.array(values, dtype=object)
-    flat = exact.reshape(-1).tolist()
-    if not all(type(one) is int for one in flat):
-        return found
-    is_any_negative = any(one < 0 for one in flat)
-    try:
-        return exact.astype(np.int64 if is_any_negative else np.uint64)
-    except OverflowError:
-        return found
+        found = np.asarray(leaves)
+        if found.dtype.kind == "O":  # nulls, or numbers of over 64 bits
+            found = found.astype(np.float64)
+        with np.errstate(over="raise"):
+            return found.astype(dtype)
+    except (FloatingPointError, OverflowError) as error:
+        raise InvalidInput(f"input {shown(name)} holds a number over the range of {_named(dtype)}") from error
 
 
 def _elements(name: str, count: int, raw: memoryview) -> Elements:
-    if count > len(raw) // _LENGTH_BYTES:
-        raise InvalidInput(f"input {shown(name)} has {len(raw)} bytes, too few for {count} elements of BYTES")
     found = []
     at = 0
     for _ in range(count):
-        ends_at = at + _LENGTH_BYTES
-        ends_at += int.from_bytes(raw[at:ends_at], "little")
-        if ends_at > len(raw) or at + _LENGTH_BYTES > len(raw):
+        begins_at = at + _LENGTH.size
+        ends_at = begins_at + _LENGTH.unpack_from(raw, at)[0] if begins_at <= len(raw) else begins_at
+        if ends_at > len(raw):
             raise InvalidInput(f"input {shown(name)} ends within an element of BYTES")
-        found.append(bytes(raw[at + _LENGTH_BYTES : ends_at]))
+        found.append(bytes(raw[begins_at:ends_at]))
         at = ends_at
     if at != len(raw):
         raise InvalidInput(
@@ -214,19 +226,6 @@ def _elements(name: str, count: int, raw: memoryview) -> Elements:
     return tuple(found)
 
 
-def _texts(name: str, count: int, values: list[Any]) -> Elements:
-    flat: list[Any] = values
-    for _ in range(RANK_MAX):
-        if not any(isinstance(one, list) for one in flat):
-            break
-        flat = [inner for one in flat for inner in (one if isinstance(one, list) else [one])]
-    if not all(isinstance(one, str) for one in flat):
-        raise InvalidInput(f"input {shown(name)} is BYTES; in JSON its elements are texts")
-    if len(flat) != count:
-        raise InvalidInput(f"input {shown(name)} has {len(flat)} elements; its shape says {count}")
-    return tuple(one.encode() for one in flat)
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+def _shown(shape: Sequence[int]) -> str:
+    text = str(list(shape[: RANK_MAX + 1]))
+    return text if len(text) <= _SHOWN_MAX and len(shape) <= RANK_MAX else f"{text[:_SHOWN_MAX]}…"

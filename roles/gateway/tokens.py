@@ -21,7 +21,7 @@ class Tokens:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._changed_at = 0
+        self._changed_at: int | None = None
         self._digests: tuple[bytes, ...] = ()
         if path is not None:
             self._read(path)

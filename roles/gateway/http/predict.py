@@ -17,7 +17,7 @@ import numpy as np
 from fabric.client import InferResult
 from fabric.errors import InvalidInput
 from fabric.link import Tensor
-from fabric.messages import Ledger, ModelInfo
+from fabric.messages import TENSORS_MAX, Ledger, ModelInfo
 from fabric.policy_options import shown
 from roles.gateway.http.protocol_v2 import read_json
 from roles.gateway.inference import ROWS_MAX, Inference, InputTensor, Rows, budget_of, priority_of
@@ -33,7 +33,7 @@ def read_predict(
 ) -> tuple[Inference, Rows]:
     """What a body asks for. Raises InvalidInput, TooLarge."""
     asked_in_query = _query(query)
-    if content_type.startswith(_FILES):
+    if content_type.lower().startswith(_FILES):
         name = _only_input(info)
         _check_takes_file(name, info)
         file = InputTensor(name, (1,), (body,))
@@ -79,12 +79,14 @@ def write_predict(
 def _rows(document: Mapping[str, Any], info: ModelInfo | None) -> Rows:
     if ("inputs" in document) == ("instances" in document):
         raise InvalidInput('give one of "inputs" (one item) and "instances" (a list of items)')
-    if "inputs" in document:
-        return Rows([_item(document["inputs"], info)], is_stacked=False)
-    instances = document["instances"]
-    if not isinstance(instances, list) or not 1 <= len(instances) <= ROWS_MAX:
+    is_stacked = "instances" in document
+    items = document["instances"] if is_stacked else [document["inputs"]]
+    if not isinstance(items, list) or not 1 <= len(items) <= ROWS_MAX:
         raise InvalidInput(f'"instances" must be a list of 1 to {ROWS_MAX} items')
-    return Rows([_item(one, info) for one in instances], is_stacked=True)
+    tensors = sum(len(one) for one in items if isinstance(one, dict))
+    if tensors > TENSORS_MAX:
+        raise InvalidInput(f"{tensors} tensors; one inference may have {TENSORS_MAX}")
+    return Rows([_item(one, info) for one in items], is_stacked=is_stacked)
 
 
 def _item(value: Any, info: ModelInfo | None) -> Mapping[str, Tensor]:

@@ -10,6 +10,7 @@ heads and bodies of any size, and any time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -25,6 +26,7 @@ from roles.gateway.http.messages import Head, Request
 
 _SMALL_BYTES: Final = 4 << 10
 _GATHERED_BYTES: Final = 1 << 20
+_ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 Screen = Callable[[Head], None]
 """Raises RequestError for a head whose body need not even be read."""
 
@@ -186,7 +188,7 @@ class HttpReader:
         """Called by the parser."""
         limits = self._limits
         method = self._parser.get_method().decode("latin-1")
-        path, _, query = self._url.decode("latin-1").partition("?")
+        path, _, query = _in_origin_form(self._url.decode("latin-1")).partition("?")
         self._head = Head(method, path, query, self._headers)
         has_body = self._headers.get("content-length", "0") != "0" or "transfer-encoding" in self._headers
         try:
@@ -239,7 +241,8 @@ class HttpReader:
         assert self._head is not None, "its head came first"
         first = self._pieces[0] if len(self._pieces) == 1 else None
         body = first if isinstance(first, bytes) else b"".join(self._pieces)
-        keep_alive = self._parser.should_keep_alive()
+        # Who speaks 1.0 would wait for an answer that says that it goes on, and else for the end (RFC 9112, 9.3).
+        keep_alive = self._parser.should_keep_alive() and self._parser.get_http_version() == "1.1"
         if self._screened is not None:
             self._events.append(Refused(self._screened, is_last=not keep_alive, head=self._head))
         else:
@@ -266,3 +269,12 @@ class HttpReader:
         self._events.append(Refused(error))
         self._has_asked = True
         self.close()
+
+
+def _in_origin_form(target: str) -> str:
+    """A path, also where it came with scheme and host, as to a proxy (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.match(target)
+    if found is None:
+        return target
+    rest = target[found.end() :]
+    return rest if rest.startswith("/") else f"/{rest}"

@@ -12,13 +12,14 @@ from fabric.frames import ANSWER_BYTES_MAX
 from roles.config.gateway import GatewayConfig
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
-from roles.gateway.rpc.service import RpcService
+from roles.gateway.rpc.service import IDLE_S, RpcService
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
 METADATA_BYTES_MAX: Final = 16 << 10  # as much as the head of an HTTP request may have
 _HEAD_ROOM_BYTES: Final = 1 << 20  # of a message, beside its tensors
-_IDLE_MS: Final = 300_000
+_KEEPALIVE_MS: Final = 60_000
+_KEEPALIVE_LIMIT_MS: Final = 20_000
 _DRAIN_S: Final = 5.0
 
 
@@ -54,7 +55,11 @@ class RpcServer:
                 ("grpc.max_send_message_length", ANSWER_BYTES_MAX + _HEAD_ROOM_BYTES),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 ("grpc.max_concurrent_streams", config.connections_max),
-                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.max_connection_idle_ms", round(IDLE_S * 1e3)),
+                # A client that went without a word, as by a cut cable, is found by asking, and its calls end.
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_LIMIT_MS),
+                ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.so_reuseport", 0),  # a port in use is an error, not a share of somebody else's calls
             ],
         )

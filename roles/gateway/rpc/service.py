@@ -11,14 +11,20 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
+from fabric.errors import Cancelled, FabricError, InvalidInput, Overloaded, RequestError
 from fabric.ids import ModelId
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, failure_of
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
-from roles.gateway.rpc.messages import SERVICE, ModelStreamInferResponse, message_class, methods
+from roles.gateway.rpc.messages import (
+    SERVICE,
+    ModelStreamInferResponse,
+    check_fields,
+    message_class,
+    methods,
+)
 from roles.gateway.rpc.translation import plain_parameters, read_infer, write_infer
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
@@ -28,6 +34,8 @@ from roles.runtime.process import log
 
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
+IDLE_S: Final = 300.0
+"""A connection without calls ends after that, and a stream on which nothing is asked or answered: it holds the room of a call."""
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP."""
 
@@ -81,6 +89,7 @@ class RpcService:
                 Overloaded("the bodies of other requests take all the room there is"), 0, self._budget
             )
         try:
+            check_fields(raw)
             message = parse(raw)
         except DecodeError as error:
             self._budget.give_back(len(raw))
@@ -109,6 +118,8 @@ class RpcService:
         answers: asyncio.Queue[Any] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_MAX)
         working: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        moved_at_s = loop.time()
 
         async def work(held: Held) -> None:
             try:
@@ -119,7 +130,9 @@ class RpcService:
             answers.put_nowait(answer)
 
         async def read() -> None:
+            nonlocal moved_at_s
             async for held in requests:
+                moved_at_s = loop.time()
                 await room.acquire()
                 task = asyncio.ensure_future(work(held))
                 del held  # a stream that waits for its next request holds none
@@ -132,14 +145,29 @@ class RpcService:
                 done.exception()  # looked at, also where nobody reads the stream to its end
             answers.put_nowait(None)
 
+        def look() -> None:
+            nonlocal looking
+            is_used = working or not answers.empty()
+            left_s = IDLE_S if is_used else moved_at_s + IDLE_S - loop.time()
+            if left_s > 0:
+                looking = loop.call_later(left_s, look)
+            else:
+                reading.cancel()
+
         reading = asyncio.ensure_future(read())
         reading.add_done_callback(over)
+        looking = loop.call_later(IDLE_S, look)
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
+                moved_at_s = loop.time()
                 room.release()  # not before it is sent: who does not read is not read from
+            if reading.cancelled():
+                silent = Cancelled(f"nothing was asked on this stream for {IDLE_S:g} s: open another one")
+                await _abort(context, failure_of(silent), [])
             await reading
         finally:
+            looking.cancel()
             for task in (reading, *working):
                 task.cancel()
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-
-from fabric.errors import InvalidInput
+from fabric.errors import InvalidInput, TooLarge
 from fabric.link import Tensor
+from fabric.messages import TENSORS_MAX
 from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 from roles.gateway.inference import (
@@ -24,29 +23,37 @@ from roles.gateway.inference import (
     wanted_of,
 )
 from roles.gateway.rpc.messages import ModelInferResponse
-from roles.gateway.tensors import BF16, BYTES, Elements, count_of, datatype_of, from_raw, to_raw
+from roles.gateway.tensors import BF16, BYTES, Elements, count_of, datatype_of, from_raw, from_values, to_raw
 
-_CONTENTS: Final[Mapping[str, tuple[str, str]]] = {
-    "BOOL": ("bool_contents", "bool"),
-    **{f"INT{bits}": ("int_contents", f"int{bits}") for bits in (8, 16, 32)},
-    **{f"UINT{bits}": ("uint_contents", f"uint{bits}") for bits in (8, 16, 32)},
-    "INT64": ("int64_contents", "int64"),
-    "UINT64": ("uint64_contents", "uint64"),
-    "FP32": ("fp32_contents", "float32"),
-    "FP64": ("fp64_contents", "float64"),
+_CONTENTS: Final[Mapping[str, str]] = {
+    "BOOL": "bool_contents",
+    **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
+    **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
 }
-"""By datatype: the field that has its values, and their type."""
+"""By datatype: the field that has its values."""
+CONTENTS_MAX: Final = 4 << 20
+"""Elements in such fields, of all inputs: each is an object of Python for a while, and nothing else is done meanwhile."""
+PARAMETERS_MAX: Final = 64
+"""Of a request, and of each of its tensors."""
 
 
 def read_infer(request: Any) -> Inference:
-    """The inference that a `ModelInferRequest` asks for. Raises InvalidInput, ModelNotFound, Unsupported."""
+    """The inference that a `ModelInferRequest` asks for. Raises InvalidInput, ModelNotFound, TooLarge, Unsupported."""
     check_version(request.model_name, request.model_version)
     parameters = plain_parameters(request.parameters)
     check_parameters(parameters)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInput(f"{len(request.inputs)} inputs, and {len(raw)} raw_input_contents")
+    for what, tensors in (("inputs", request.inputs), ("outputs", request.outputs)):
+        if len(tensors) > TENSORS_MAX:
+            raise InvalidInput(f"{len(tensors)} {what}; one inference may have {TENSORS_MAX}")
     inputs = []
+    elements = 0
     for at, one in enumerate(request.inputs):
         check_tensor_parameters(one.name, plain_parameters(one.parameters))
         shape = tuple(one.shape)
@@ -55,6 +62,12 @@ def read_infer(request: Any) -> Inference:
                 raise InvalidInput(f"input {shown(one.name)} has contents and raw_input_contents")
             data = from_raw(one.name, one.datatype, shape, memoryview(raw[at]))
         else:
+            elements += count_of(one.name, one.datatype, shape)
+            if elements > CONTENTS_MAX:
+                raise TooLarge(
+                    f"{elements} elements and more in contents; there may be {CONTENTS_MAX}:"
+                    " send tensors as raw_input_contents"
+                )
             data = _from_contents(one, shape)
         inputs.append(InputTensor(one.name, shape, data))
     outputs = []
@@ -82,7 +95,9 @@ def write_infer(inference: Inference, outputs: Mapping[str, Tensor]) -> Any:
 
 
 def plain_parameters(parameters: Any) -> dict[str, Any]:
-    """By name, whichever kind each has."""
+    """By name, whichever kind each has. Raises InvalidInput."""
+    if len(parameters) > PARAMETERS_MAX:
+        raise InvalidInput(f"{len(parameters)} parameters; there may be {PARAMETERS_MAX}")
     found = {}
     for name, value in parameters.items():
         kind = value.WhichOneof("parameter_choice")
@@ -92,8 +107,8 @@ def plain_parameters(parameters: Any) -> dict[str, Any]:
 
 
 def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
-    count = count_of(one.name, shape)
     if one.datatype == BYTES:
+        count = count_of(one.name, BYTES, shape)
         elements = tuple(one.contents.bytes_contents)
         if len(elements) != count:
             raise InvalidInput(
@@ -104,16 +119,9 @@ def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
         raise InvalidInput(
             f"input {shown(one.name)} is {one.datatype}, which goes in raw_input_contents only"
         )
-    found = _CONTENTS.get(one.datatype)
-    if found is None:
+    field = _CONTENTS.get(one.datatype)
+    if field is None:
         raise InvalidInput(
             f"input {shown(one.name)} has the datatype {shown(one.datatype)}; there is no such one"
         )
-    field, dtype = found
-    values = getattr(one.contents, field)
-    if len(values) != count:
-        raise InvalidInput(f"input {shown(one.name)} has {len(values)} {field}; its shape says {count}")
-    try:
-        return np.array(values, dtype=dtype).reshape(shape)
-    except OverflowError as error:
-        raise InvalidInput(f"input {shown(one.name)} holds a number over the range of {dtype}") from error
+    return from_values(one.name, one.datatype, shape, list(getattr(one.contents, field)))

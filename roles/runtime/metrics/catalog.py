@@ -252,17 +252,17 @@ GATEWAY_READY = _gauge("gateway_ready", "", "1 while a frontend is there that wa
 GATEWAY_REQUESTS = _counter(
     "gateway_requests",
     "model outcome",
-    "Requests of inferences that this gateway answered. outcome: success (with outputs, in time or not), fail.",
+    "Inferences that this gateway answered, each one however many rows it has. outcome: success (with outputs, in time or not), fail.",
     "gateway",
 )
 GATEWAY_SECONDS = _counter(
     "gateway_request_seconds",
     "model",
-    "What requests with outputs took here, from the moment that they were asked of a frontend to the answer.",
+    "What inferences with outputs took here, from the moment that they were asked of a frontend to the answer.",
     "gateway",
 )
 GATEWAY_FAILURES = _counter(
-    "gateway_failures", "code", "Requests without outputs by code, of all models.", "gateway"
+    "gateway_failures", "code", "Inferences without outputs by code, of all models.", "gateway"
 )
 GATEWAY_UNDER_WAY = _gauge("gateway_under_way", "", "Inferences without an answer.", "gateway")
 GATEWAY_CONNECTIONS = _gauge("gateway_connections", "", "Open HTTP connections.", "gateway")

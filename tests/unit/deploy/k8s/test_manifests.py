@@ -440,3 +440,22 @@ def test_another_token_replaces_the_pods_and_no_token_is_no_gateway(tmp_path: Pa
     assert ("Secret", "tenuto-gateway") not in stage.objects()
     done = stage.run()
     assert "cluster.gateway has no token_file: the manifests have no gateway" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("listen", "refusal"),
+    [
+        ({"http": "127.0.0.1:8002"}, "tenuto-frontend:8002', where listen.http is"),
+        ({"grpc": "127.0.0.1:8002"}, "tenuto-frontend:8002', where listen.grpc is"),
+        ({"http": "127.0.0.1:9000", "metrics": "127.0.0.2:9000"}, "tenuto-frontend:9000', where listen.http is"),
+        ({"http": "127.0.0.1:8001", "grpc": "127.0.0.1:0"}, "listen.grpc: is 'tenuto-frontend:8001', where listen.http is"),
+        ({"http": "127.0.0.1:5555"}, "listen.http: is 'tenuto-frontend:5555', where a frontend's door is"),
+        ({"metrics": "127.0.0.1:5555"}, "tenuto-frontend:5555', where a frontend's door is"),
+        ({"metrics": "127.0.0.1:5550"}, "tenuto-scheduler:5550', where a scheduler's door is"),
+    ],
+)  # fmt: skip
+def test_two_at_one_port_of_a_pod_are_refused(tmp_path: Path, listen: Plain, refusal: str) -> None:
+    stage = with_gateway(tmp_path)
+    stage.document["listen"] = listen
+    stage.write()
+    assert refusal in str(stage.run().exception)

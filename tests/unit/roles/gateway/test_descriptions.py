@@ -43,15 +43,16 @@ def test_statistics_have_batches_and_stages() -> None:
         return_ms=7,
         batch_size=4,
     )
-    for _ in range(8):  # two batches of four
-        seen.note_success("two", ledger, 30.0, 1_000.0)
-    seen.note_success("two", replace(ledger, batch_size=1), 30.0, 1_500.0)
+    seen.note_success("two", [ledger] * 6, 30.0, 1_000.0)  # six rows, and two of others: two batches of four
+    for _ in range(2):
+        seen.note_success("two", [ledger], 30.0, 1_000.0)
+    seen.note_success("two", [replace(ledger, batch_size=1)], 30.0, 1_500.0)
     seen.note_failure("two", "Overloaded", 1.0, is_known=True)
     seen.note_failure("of a stranger", "ModelNotFound", 1.0, is_known=False)
     plain = seen.as_plain("two")
     stages = {stage: (one["count"], one["ns"] / 1e6) for stage, one in plain["inference_stats"].items()}
     assert stages == {
-        "success": (9, 270.0),
+        "success": (4, 120.0),
         "fail": (1, 1.0),
         "queue": (9, 90.0),
         "compute_input": (9, 45.0),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import grpc
 import pytest
 
@@ -8,6 +10,7 @@ from fabric.errors import (
     NoReplica,
     Overloaded,
     PeerLost,
+    RequestError,
     Unauthorised,
     nothing_ready,
     request_error,
@@ -16,6 +19,7 @@ from roles.gateway import failures
 from roles.gateway.failures import GRPC_STATUS, STATUS, NoToken, failure_of
 from roles.gateway.http.connection import failed
 from roles.gateway.http.messages import REASONS, head_of, retry_headers
+from roles.gateway.rpc.messages import ModelStreamInferResponse
 
 
 @pytest.mark.parametrize("code", sorted(REQUEST_ERRORS))
@@ -66,3 +70,23 @@ def test_a_defect_says_nothing_of_the_inside() -> None:
 def test_a_head_cannot_be_split_by_what_is_in_it() -> None:
     reply = failed(failure_of(Overloaded("a\r\nSet-Cookie: b")))
     assert b"Set-Cookie" not in head_of(reply, is_last=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(request_error(code, "no \ud800.json here") for code in sorted(REQUEST_ERRORS)),
+        *(
+            made("no \ud800.json here")
+            for made in vars(failures).values()
+            if isinstance(made, type) and issubclass(made, RequestError) and made is not RequestError
+        ),
+        PeerLost("no \ud800.json here"),
+    ],
+    ids=lambda error: type(error).__name__.encode(errors="replace").decode(),
+)
+def test_half_a_character_in_a_reason_goes_out_written_as_python_does(error: Exception) -> None:
+    """In a callback an error ends the gateway, so there must be none."""
+    failure = failure_of(error)
+    assert "\\ud800" in json.loads(failed(failure).body[0])["error"]
+    assert "\\ud800" in ModelStreamInferResponse(error_message=failure.reason).error_message

@@ -125,3 +125,17 @@ def test_a_deadline_that_is_none_is_told_what_would_be(deadline_ms: object) -> N
     assert str(caught.value) == (
         f"deadline_ms is {deadline_ms!r}; it must be a number of ms, over 0 and at most 1,000,000,000"
     )
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_more_tensors_than_a_message_takes_are_not_even_made(rows: int) -> None:
+    one = {str(at): 0 for at in range(4_200 // rows)}
+    asked = {"inputs": one} if rows == 1 else {"instances": [one] * rows}
+    with pytest.raises(InvalidInput, match="4200 tensors; one inference may have 4096"):
+        read_predict("m", json.dumps(asked).encode(), "", "", None)
+
+
+def test_a_content_type_has_no_case() -> None:
+    for written in ("image/jpeg", "Image/JPEG", "APPLICATION/Octet-Stream"):
+        _, rows = read_predict("m", b"\xff\xd8", written, "", None)
+        assert rows.rows[0]["input"].tolist() == [0xFF, 0xD8]

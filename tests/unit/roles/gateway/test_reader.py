@@ -246,3 +246,26 @@ def test_a_body_in_many_small_pieces_takes_no_more_room_than_its_bytes(size: int
     (request,) = one.feed(b"0\r\n\r\n", 0.0)
     assert isinstance(request, Request)
     assert request.body == piece[:size] * (200_000 // (size + 10)) * 10
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        ("http://host/v2", "/v2", ""),
+        ("HTTPS://user@[::1]:8000/v2/models?a=b", "/v2/models", "a=b"),
+        ("http://host", "/", ""),
+        ("http://host?a=http://b", "/", "a=http://b"),
+        ("/http://host/v2", "/http://host/v2", ""),
+    ],
+)
+def test_a_target_may_come_with_scheme_and_host(target: str, path: str, query: str) -> None:
+    (request,) = reader().feed(f"GET {target} HTTP/1.1\r\nHost: host\r\n\r\n".encode(), 0.0)
+    assert isinstance(request, Request)
+    assert (request.head.path, request.head.query) == (path, query)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_connection_goes_on_only_where_both_sides_take_that_for_granted(version: str) -> None:
+    (request,) = reader().feed(f"GET /a HTTP/{version}\r\nConnection: keep-alive\r\n\r\n".encode(), 0.0)
+    assert isinstance(request, Request)
+    assert request.keep_alive == (version == "1.1")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fabric.errors import Overloaded, PeerLost
+from fabric.errors import InvalidInput, Overloaded, PeerLost
 from roles.gateway.repository import Repository
 from roles.runtime.running_cluster import active_schedulers
 
@@ -65,3 +65,21 @@ def test_the_gateways_end_does_not_wait_for_a_model_that_loads(slow: SlowCluster
     slow.may_end.set()
     thread.join(60)
     assert not thread.is_alive(), "and its answer goes nowhere, without a word"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"name": "m", "slo_ms": 1, "profile": {"ref": "\\ud800.json"}}',
+        '{"name": "m", "\\ud800": 1}',
+        '{"name": "m", "slo_ms": NaN}',
+        "[" * 100_000,
+        "{",
+        b"\xff",
+        "\ud800",
+    ],
+)
+def test_a_config_that_is_no_json_of_rfc_8259_is_refused(tmp_path: Path, config: str | bytes) -> None:
+    repository = Repository({}, tmp_path, tmp_path, is_open=True)
+    with pytest.raises(InvalidInput, match="config is not JSON"):
+        asyncio.run(repository.load("m", (), {"config": config}))

@@ -12,7 +12,7 @@ from hypothesis import given
 from tritonclient.grpc import InferInput, InferRequestedOutput, service_pb2
 from tritonclient.grpc._utils import _get_inference_request
 
-from fabric.errors import InvalidInput, ModelNotFound
+from fabric.errors import InvalidInput, ModelNotFound, RequestError
 from roles.gateway.inference import Inference, OutputWanted
 from roles.gateway.rpc.messages import message_class, methods
 from roles.gateway.rpc.translation import read_infer, write_infer
@@ -196,3 +196,51 @@ def test_what_is_written_tritons_messages_read_bit_by_bit(tensor: Any) -> None:
     assert (read.model_name, read.id, output.name) == ("m", "7", "y")
     assert (tuple(output.shape), output.datatype) == (array.shape, datatype_of(array.dtype.name))
     assert list(read.raw_output_contents) == [array.tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("what", "refusal"),
+    [
+        ("inputs", "4097 inputs; one inference may have 4096"),
+        ("outputs", "4097 outputs; one inference may have 4096"),
+        ("parameters", "65 parameters; there may be 64"),
+        ("parameters of an input", "65 parameters; there may be 64"),
+        ("contents", "4194305 elements and more in contents; there may be 4194304"),
+    ],
+)
+def test_what_one_message_may_have_many_of_is_counted_before_it_is_looked_at(what: str, refusal: str) -> None:
+    asked = Ours(model_name="m")
+    match what:
+        case "inputs" | "outputs":
+            for _ in range(4097):
+                getattr(asked, what).add()
+        case "parameters":
+            for at in range(65):
+                asked.parameters[str(at)].bool_param = True
+        case "parameters of an input":
+            one = asked.inputs.add(name="x", datatype="FP32", shape=[0])
+            for at in range(65):
+                one.parameters[str(at)].bool_param = True
+        case "contents":
+            for name in ("x", "y"):
+                one = asked.inputs.add(name=name, datatype="BOOL", shape=[(4 << 20) if name == "y" else 1])
+            asked.inputs[0].contents.bool_contents.append(True)
+    with pytest.raises(RequestError, match=re.escape(refusal)):
+        read_infer(asked)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("INT8", 128), ("INT8", -129), ("INT16", 1 << 15), ("UINT8", 256), ("UINT16", 1 << 16)],
+)
+def test_contents_beyond_their_type_are_refused_and_never_changed(datatype: str, value: int) -> None:
+    """A numpy of 1.x would take them, modulo 2^8."""
+    field = "uint_contents" if datatype.startswith("U") else "int_contents"
+    for each in (value, value // 2):
+        asked = Ours(model_name="m")
+        getattr(asked.inputs.add(name="x", datatype=datatype, shape=[1]).contents, field).append(each)
+        if each == value:
+            with pytest.raises(InvalidInput, match=f"goes from {value} to {value}; {datatype}"):
+                read_infer(asked)
+        else:
+            assert read_infer(asked).inputs[0].data.tolist() == [each]

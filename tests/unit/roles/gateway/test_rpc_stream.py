@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fabric.errors import InvalidInput, Overloaded
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import message_class
-from roles.gateway.rpc.service import STREAM_MAX, Held, RpcService
+from roles.gateway.rpc.service import IDLE_S, STREAM_MAX, Held, RpcService
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
@@ -120,6 +121,30 @@ def test_what_is_no_message_holds_nothing_of_the_budget_and_is_refused() -> None
         assert budget.used == 0
 
 
+@pytest.mark.parametrize("before", [b"", b"\x0b\x0c", b"\x08\x01\x09" + bytes(8) + b"\x0d" + bytes(4)])
+def test_a_message_of_many_empty_fields_is_refused_before_it_is_read(before: bytes) -> None:
+    """Of 64 MiB of them the parser makes objects of 2.5 GiB."""
+
+    def parse(raw: bytes) -> Any:
+        raise AssertionError("it was read")
+
+    budget = BodyBudget(1 << 20)
+    many = RpcService._read(service(budget), parse, before + b"\x2a\x00" * 20_000)
+    with pytest.raises(InvalidInput, match="over 16384 fields"):
+        assert many.message
+    assert budget.used == 0
+
+
+def test_a_request_with_as_many_tensors_as_it_may_have_is_read() -> None:
+    asked = Asked(model_name="m", id="1")
+    for at in range(4_096):
+        asked.inputs.add(name=str(at), datatype="FP32", shape=[1])
+        asked.outputs.add(name=str(at))
+        asked.raw_input_contents.append(bytes(4))
+    raw = asked.SerializeToString()
+    assert RpcService._read(service(), Asked.FromString, raw).message == asked
+
+
 def test_a_stream_over_the_budget_is_told_so_and_goes_on() -> None:
     budget = BodyBudget(30)
 
@@ -137,3 +162,79 @@ def test_a_stream_over_the_budget_is_told_so_and_goes_on() -> None:
         assert budget.used == 0
 
     asyncio.run(run())
+
+
+class HastyLoop(asyncio.SelectorEventLoop):
+    """In which time goes by at once where nothing else is to be done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_s = 0.0
+        select = self._selector.select  # type: ignore[attr-defined]
+
+        def hasty(timeout: float | None = None) -> Any:
+            self._passed_s += timeout or 0.0
+            return select(0)
+
+        self._selector.select = hasty  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._passed_s
+
+
+class AbortedError(Exception):
+    pass
+
+
+class Context(NoContext):
+    async def abort(self, status: Any, reason: str, trailing: Any) -> None:
+        raise AbortedError(status.name, reason, trailing)
+
+
+def hasty(run: Any) -> None:
+    with asyncio.Runner(loop_factory=HastyLoop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("silent_s", [0.1, 0.9 * IDLE_S, 1.1 * IDLE_S])
+@pytest.mark.parametrize("before", [0, 1, STREAM_MAX + 1])
+def test_a_silent_stream_ends_once_it_is_silent_for_too_long(silent_s: float, before: int) -> None:
+    async def asked() -> AsyncIterator[Held]:
+        for at in range(before):
+            await asyncio.sleep(0.9 * IDLE_S)
+            yield held(model_name="m", model_version="9", id=str(at))
+        await asyncio.sleep(silent_s)
+
+    ends = (
+        pytest.raises(AbortedError, match=r"CANCELLED.*nothing was asked on this stream for 300 s")
+        if silent_s > IDLE_S
+        else contextlib.nullcontext()
+    )
+
+    async def run() -> None:
+        answered = 0
+        with ends:
+            async for _ in service()._stream(asked(), Context()):
+                answered += 1
+        assert answered == before
+        assert asyncio.get_running_loop().time() <= (0.9 * before + 1.01) * IDLE_S
+
+    hasty(run)
+
+
+def test_a_stream_that_waits_for_an_answer_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*_: Any) -> Any:
+        await asyncio.sleep(3 * IDLE_S)
+        raise InvalidInput("at last")
+
+    async def asked() -> AsyncIterator[Held]:
+        yield held(model_name="m", id="1")
+        await asyncio.sleep(3.5 * IDLE_S)
+
+    async def run() -> None:
+        own = service()
+        monkeypatch.setattr(own, "_inferred", slow)
+        answers = [answer.error_message async for answer in own._stream(asked(), Context())]
+        assert answers == ["InvalidInput: at last"]
+
+    hasty(run)

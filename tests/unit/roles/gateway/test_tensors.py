@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -10,8 +12,11 @@ import pytest
 from hypothesis import given
 from tritonclient.utils import serialize_byte_tensor
 
-from fabric.errors import Internal, InvalidInput
+from fabric.errors import Internal, InvalidInput, TooLarge
+from roles.gateway.http.predict import read_predict
 from roles.gateway.http.protocol_v2 import write_json
+from roles.gateway.rpc.messages import message_class
+from roles.gateway.rpc.translation import read_infer as read_message
 from roles.gateway.tensors import (
     datatype_of,
     declared_dtype,
@@ -80,7 +85,7 @@ def test_bytes_are_taken_apart_as_tritons_client_puts_them_together() -> None:
         ((1,), b"\x05\0\0\0ab"),
         ((1,), b"\x01\0\0\0abc"),
         ((2,), b"\x01\0\0\0a\x01"),
-        ((1 << 40,), b"\0\0\0\0"),
+        ((256,), b"\0\0\0\0"),
         ((1,), b"\xff\xff\xff\xff"),
     ],
 )
@@ -181,3 +186,59 @@ def test_what_came_and_what_should_have_come_are_both_told(
     with pytest.raises(InvalidInput) as caught:
         from_values("x", datatype, shape, values)
     assert str(caught.value) == f"input 'x' {reason}"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda values: from_values("x", "FP32", (3000,), values),
+        lambda values: from_values("x", "INT8", (3000,), values),
+        lambda values: from_values("x", "BOOL", (3000,), values),
+        lambda values: numbers("x", values, declared_dtype("float32")),
+        lambda values: numbers("x", [values], declared_dtype("int64")),
+        lambda values: read_predict("m", json.dumps({"inputs": values}).encode(), "", "", None),
+    ],
+)
+@pytest.mark.parametrize("rest", ["b", 1, None])
+def test_a_long_text_among_short_values_takes_no_room_for_each(
+    read: Callable[[list[Any]], Any], rest: Any
+) -> None:
+    values = ["a" * 25_000, *[rest] * 2_999]
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="it must hold"):
+            read(values)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_elements_of_bytes_than_one_inference_takes_are_not_even_looked_at() -> None:
+    count = 1 << 20
+    with pytest.raises(TooLarge, match="has 1048576 elements of BYTES; one inference may have 256 rows"):
+        from_raw("x", "BYTES", (count,), memoryview(bytes(4 * count)))
+    with pytest.raises(TooLarge):
+        from_values("x", "BYTES", (16, count), [])
+    asked = message_class("ModelInferRequest")(model_name="m")
+    asked.inputs.add(name="x", datatype="BYTES", shape=[257]).contents.bytes_contents.extend([b""] * 257)
+    with pytest.raises(TooLarge):
+        read_message(asked)
+
+
+class CountedShape(list[int]):
+    """Tells how many of its lengths were looked at."""
+
+    seen = 0
+
+    def __iter__(self) -> Any:
+        for one in super().__iter__():
+            self.seen += 1
+            yield one
+
+
+def test_of_a_shape_with_too_many_lengths_no_product_is_made() -> None:
+    shape = CountedShape([9 << 60] * 100_000)
+    for read in (from_raw, from_values):
+        with pytest.raises(InvalidInput, match="it must be at most 8 lengths"):
+            read("x", "FP32", shape, memoryview(b""))
+    assert shape.seen == 0

@@ -83,3 +83,9 @@ def test_traceparents() -> None:
         right[:-1],
     ):
         assert traceparent_of(wrong) is None
+
+
+def test_a_file_without_a_time_as_images_have_it_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "t", f"{ONE}\n")
+    os.utime(path, ns=(0, 0))
+    Tokens(path).check(f"Bearer {ONE}")
