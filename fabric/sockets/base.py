@@ -121,6 +121,7 @@ class SocketLink(ABC):
     def counters(self) -> Mapping[str, float]:
         """See `new_counters`."""
         if self._guard is not None:
+            self._note_ended()  # which hears of who came without a key
             self._counters["keys_refused"] = float(self._guard.refused)
         if self._lender is not None:
             self._counters["shared_bytes_in"] = float(self._lender.lent_bytes)
@@ -362,7 +363,8 @@ class ListeningLink(SocketLink):
                     check_listening(address, guard)
                     if guard is not None and not is_guarded:
                         guard.listen(self._socket)  # holds for what is bound from here on
-                        self._count_keyless(guard)
+                        if self._monitor is None:
+                            guard.count_failures(self._socket)
                         is_guarded = True
                 with naming(address, "bind"), private_files():
                     self._socket.bind(address)
@@ -371,10 +373,6 @@ class ListeningLink(SocketLink):
         except ConfigError:
             self.close()
             raise
-
-    def _count_keyless(self, guard: LinkAccess) -> None:
-        """From now on count who comes without any key."""
-        guard.count_failures(self._socket)
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         return NOBODY, None if self._guard is None or whole.last_frame is None else self._guard.check(

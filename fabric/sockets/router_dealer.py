@@ -7,7 +7,7 @@ a connection that was closed (`take_lost`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import zmq
@@ -40,6 +40,7 @@ _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
 _FAILURES_TOLD: Final = 4  # so many handshakes in a row are no accident
+_STANDING: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -104,12 +105,6 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
-    @property
-    def counters(self) -> Mapping[str, float]:
-        """See `new_counters`."""
-        self._note_ended()  # which hears of who came without a key
-        return super().counters
-
     def _note_ended(self) -> None:
         if self._socket.closed:
             return
@@ -117,14 +112,10 @@ class RouterLink(ListeningLink):
             self._guard.refused += self._connections.count_failed()
         for descriptor in self._connections.ended():
             peer = self._peer_at.pop(descriptor, None)
-            if (
-                peer is not None and self._descriptor_of.get(peer) == descriptor
-            ):  # else it is back by another one
+            # Else it is back by another one.
+            if peer is not None and self._descriptor_of.get(peer) == descriptor:
                 self._routes.end(peer)
                 self._note_lost(peer)
-
-    def _count_keyless(self, guard: LinkAccess) -> None:
-        pass  # the monitor of its connections tells
 
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:
@@ -247,9 +238,7 @@ class DealerLink(SocketLink):
         self._is_stale = False  # a local stream has ended, so what stood beside it is of who is gone
         self._failures = 0  # handshakes since the last that did not fail
         self._was_let_in = False
-        self._connections = self._watch_connections(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
-        )
+        self._connections = self._watch_connections(_STANDING | _FAILED)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
 
     @classmethod

@@ -16,14 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from fabric.errors import ConfigError, FabricError, InvalidInput, ModelNotFound, Overloaded
 from fabric.ids import ModelId
 from fabric.messages import Changed, ModelsAdd, ModelsRemove, PlanChange
 from fabric.policy_options import shown
 from roles.config.read_config import parse_config
 from roles.gateway.failures import Refused, Unsupported
+from roles.gateway.http.protocol_v2 import read_json
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, active_schedulers, having, roomiest
 from roles.runtime.shard_reports import combined
@@ -87,9 +86,10 @@ class Repository:
                 )
             return section
         try:
-            section = msgspec.json.decode(config) if isinstance(config, str | bytes) else None
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"config is not JSON: {error}") from error
+            text = config.encode(errors="surrogatepass") if isinstance(config, str) else config
+            section = read_json(text) if isinstance(text, bytes) else None
+        except InvalidInput as error:
+            raise InvalidInput(f"config is not JSON: {error.__cause__}") from error
         if not isinstance(section, dict):
             raise InvalidInput("config must be a text: JSON with a section as in the file's models")
         if section.setdefault("name", name) != name:

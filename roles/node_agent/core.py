@@ -522,8 +522,7 @@ class NodeAgentCore:
             self._on_daemons_changed(down, now_ms)
         self._watch.tick(now_ms)
         self._workers.tick(now_ms)
-        if rested := self._reports.try_again(now_ms):
-            self._workers.give_another_try(rested)
+        if self._reports.try_again(now_ms):
             self._start_missing(now_ms)
         self._look_for_silence(now_ms)
         if self._unready_until_ms is not None and self._unready_until_ms <= now_ms:

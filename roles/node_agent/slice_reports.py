@@ -11,6 +11,7 @@ from fabric.ids import Incarnation, NodeId, SliceId
 from fabric.messages import SliceChanged, SliceReport, SliceSpec, SliceState, SliceStatus
 from roles.node_agent.events import AgentAction
 from roles.runtime.core import SCHEDULER, Send
+from roles.runtime.process_events import Warn
 
 NOT_BORN = Incarnation("")
 REASON_CHARS_MAX = 600
@@ -76,9 +77,10 @@ class SliceReports:
         rest_ms = min(REST_MS * 2.0 ** min(given_up.times, 30), REST_LONGEST_MS)
         given_up.times, given_up.rest_ms, given_up.tried_at_ms = given_up.times + 1, rest_ms, now_ms + rest_ms
         given_up.is_resting, given_up.was_ready = True, False
-        when = f" (tried again {rest_ms / 1e3:g} s later)"
-        words = reason[: REASON_CHARS_MAX - len(when)] + when
-        self.report(spec.slice_id, SliceState.FAILED, words, incarnation)
+        self._actions.append(
+            Warn(f"slice_given_up slice={spec.slice_id} again_in_s={rest_ms / 1e3:g} reason={reason!r:.200}")
+        )
+        self.report(spec.slice_id, SliceState.FAILED, reason[:REASON_CHARS_MAX], incarnation)
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -90,16 +92,16 @@ class SliceReports:
         )
         return min(resting, default=None)
 
-    def try_again(self, now_ms: float) -> list[SliceId]:
-        """Slices that have rested enough: they are given up no more."""
+    def try_again(self, now_ms: float) -> bool:
+        """Whether there are slices that have rested enough: they are given up no more."""
         rested = [
-            slice_id
-            for slice_id, one in self._given_up.items()
+            one
+            for one in self._given_up.values()
             if one.is_resting and one.tried_at_ms is not None and one.tried_at_ms <= now_ms
         ]
-        for slice_id in rested:
-            self._given_up[slice_id].is_resting = False
-        return rested
+        for one in rested:
+            one.is_resting = False
+        return bool(rested)
 
     def compare(self, wanted: Mapping[SliceId, SliceSpec]) -> None:
         """Those no longer wanted stop; those given up may be tried anew, or are told of once more."""

@@ -311,8 +311,10 @@ def test_an_agent_that_starts_again_at_once_has_new_daemons_and_the_right_shares
     for name in "xy":
         stage.until_state(name, "ready")
     assert not set(former) & set(stage.ours(0) + stage.ours(1))
-    assert stage.has_right_shares(0)
-    assert stage.has_right_shares(1)
+    until(
+        lambda: stage.has_right_shares(0) and stage.has_right_shares(1),
+        what="the end of the former agent's workers",
+    )
 
 
 def test_an_agent_and_its_guards_killed_together_leave_servers_that_the_next_agent_ends(

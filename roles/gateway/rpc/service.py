@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -118,8 +119,7 @@ class RpcService:
         answers: asyncio.Queue[Any] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_MAX)
         working: set[asyncio.Task[None]] = set()
-        loop = asyncio.get_running_loop()
-        moved_at_s = loop.time()
+        silence: deque[asyncio.TimerHandle] = deque(maxlen=1)
 
         async def work(held: Held) -> None:
             try:
@@ -130,9 +130,8 @@ class RpcService:
             answers.put_nowait(answer)
 
         async def read() -> None:
-            nonlocal moved_at_s
             async for held in requests:
-                moved_at_s = loop.time()
+                moved()
                 await room.acquire()
                 task = asyncio.ensure_future(work(held))
                 del held  # a stream that waits for its next request holds none
@@ -145,29 +144,31 @@ class RpcService:
                 done.exception()  # looked at, also where nobody reads the stream to its end
             answers.put_nowait(None)
 
+        def moved() -> None:
+            while silence:
+                silence.pop().cancel()
+            silence.append(asyncio.get_running_loop().call_later(IDLE_S, look))
+
         def look() -> None:
-            nonlocal looking
-            is_used = working or not answers.empty()
-            left_s = IDLE_S if is_used else moved_at_s + IDLE_S - loop.time()
-            if left_s > 0:
-                looking = loop.call_later(left_s, look)
+            if working or not answers.empty():
+                moved()
             else:
                 reading.cancel()
 
         reading = asyncio.ensure_future(read())
         reading.add_done_callback(over)
-        looking = loop.call_later(IDLE_S, look)
+        moved()
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
-                moved_at_s = loop.time()
+                moved()
                 room.release()  # not before it is sent: who does not read is not read from
             if reading.cancelled():
                 silent = Cancelled(f"nothing was asked on this stream for {IDLE_S:g} s: open another one")
                 await _abort(context, failure_of(silent), [])
             await reading
         finally:
-            looking.cancel()
+            silence.pop().cancel()
             for task in (reading, *working):
                 task.cancel()
 

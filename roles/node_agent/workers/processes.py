@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fabric.ids import Epoch, Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
@@ -139,15 +139,12 @@ class Workers:
     # ------------------------------------------------------------ starting
 
     def start(self, specs: Iterable[SliceSpec], now_ms: float) -> None:
-        """A new process for these slices."""
+        """A new process for these slices, be they new or given up before."""
         slices = {spec.slice_id: spec for spec in specs}
+        self._suspects.give_another_try(slices)
         worker = Worker("", slices, Restarts(self._limits.restart), self._limits.hello_ms)
         self._all.append(worker)
         self._spawn(worker, now_ms)
-
-    def give_another_try(self, slice_ids: Container[SliceId]) -> None:
-        """They were given up, and are started next: models that were left out of them as well."""
-        self._suspects.give_another_try(slice_ids)
 
     def greet(self, worker: Worker, peer: PeerId, incarnation: Incarnation, pid: int, now_ms: float) -> None:
         """It said hello: tell it what to host."""

@@ -88,5 +88,5 @@ def test_a_head_cannot_be_split_by_what_is_in_it() -> None:
 def test_half_a_character_in_a_reason_goes_out_written_as_python_does(error: Exception) -> None:
     """In a callback an error ends the gateway, so there must be none."""
     failure = failure_of(error)
-    assert "\\ud800" in json.loads(failed(failure).body[0])["error"]
+    assert "\\ud800" in json.loads(bytes(failed(failure).body[0]))["error"]
     assert "\\ud800" in ModelStreamInferResponse(error_message=failure.reason).error_message

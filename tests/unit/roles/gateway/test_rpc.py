@@ -243,4 +243,4 @@ def test_contents_beyond_their_type_are_refused_and_never_changed(datatype: str,
             with pytest.raises(InvalidInput, match=f"goes from {value} to {value}; {datatype}"):
                 read_infer(asked)
         else:
-            assert read_infer(asked).inputs[0].data.tolist() == [each]
+            assert list(read_infer(asked).inputs[0].data) == [each]

@@ -238,9 +238,8 @@ def test_frontends_are_told_when_the_model_will_be_served_again() -> None:
 def test_frontends_hear_that_a_start_came_to_nothing() -> None:
     core = core_that_lost_its_slice()
     hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 1_100.0)
-    sends = told(core, SliceState.FAILED, 1_200.0, reason="given up") + [
-        send for _, send in run_until(core, 1_300.0)
-    ]
+    sends = [*told(core, SliceState.FAILED, 1_200.0, reason="given up")]
+    sends += [send for _, send in run_until(core, 1_300.0)]
     (model,) = of_type(sends, Directory)[-1].models
     assert (model.replicas, model.coming_in_ms) == (0, None)
 
