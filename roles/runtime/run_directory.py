@@ -79,11 +79,13 @@ def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
     if descriptor is None:
         raise runs_already(run_dir)
     try:
+        _refuse_strangers(run_dir)  # before anything of theirs is touched
         sweep(run_dir)
-        _refuse_strangers(run_dir)
-        yield
+        try:
+            yield
+        finally:
+            sweep(run_dir)
     finally:
-        sweep(run_dir)
         (run_dir / LOCK_FILE).unlink(missing_ok=True)
         os.close(descriptor)
         if is_removed:
@@ -120,9 +122,13 @@ def is_claimed(run_dir: Path) -> bool:
 
 
 def sweep(run_dir: Path) -> None:
-    """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on."""
+    """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on.
+
+    Of a role that lives all of it stays: it may have been started by hand beside the cluster that ends.
+    """
+    living = tuple(f"{run_file.role_id}." for run_file in _living(run_dir))
     for path in run_dir.iterdir():
-        if not _OURS.match(path.name):
+        if not _OURS.match(path.name) or path.name.startswith(living):
             continue
         if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
             path.unlink(missing_ok=True)
@@ -131,7 +137,7 @@ def sweep(run_dir: Path) -> None:
                 path.unlink(missing_ok=True)
         elif path.suffix == ".lock" and path.name != LOCK_FILE:
             _remove_if_free(path)
-        elif path.suffix == ".json" and _is_stale(path):
+        elif path.suffix == ".json" and read_run_file(path) is not None:  # else not ours to remove
             path.unlink(missing_ok=True)
 
 
@@ -168,9 +174,8 @@ def _remove_if_free(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_stale(path: Path) -> bool:
-    run_file = read_run_file(path)  # not a run file: not ours to remove
-    return run_file is not None and not _is_ours(run_file.pid)
+def _living(run_dir: Path) -> list[RunFile]:
+    return [run_file for run_file in run_files(run_dir) if _is_ours(run_file.pid)]
 
 
 def _is_ours(pid: int) -> bool:
@@ -185,7 +190,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _refuse_strangers(run_dir: Path) -> None:
-    for run_file in run_files(run_dir):
+    for run_file in _living(run_dir):
         raise FabricError(
             f"{run_file.role_id} runs in {run_dir} already as process {run_file.pid}; "
             "end it first, or give this cluster another directory with --run-dir"

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,31 @@ def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(FabricError, match="cannot be made or written to"), claim(tmp_path / "file" / "run"):
         pytest.fail("claimed")
+
+
+@pytest.fixture
+def living_pid() -> Iterator[int]:
+    """Of a role that somebody started by hand."""
+    command = [sys.executable, "-c", "input()", "tenuto"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as role:
+        yield role.pid
+
+
+LEFT = ["node-a.123.tmp", "node-a.json", "node-a.lease", "scheduler-0.plan", "up.default.yaml"]
+
+
+def test_who_is_refused_has_taken_nothing_away(tmp_path: Path, living_pid: int) -> None:
+    for name in LEFT:
+        (tmp_path / name).touch()
+    write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
+    with pytest.raises(FabricError, match="node-a runs in .* already"), claim(tmp_path, is_removed=True):
+        pytest.fail("claimed")
+    assert names(tmp_path) == LEFT
+
+
+def test_a_cluster_that_ends_leaves_what_a_role_beside_it_has(tmp_path: Path, living_pid: int) -> None:
+    with claim(tmp_path):
+        for name in LEFT:
+            (tmp_path / name).touch()
+        write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
+    assert names(tmp_path) == ["node-a.123.tmp", "node-a.json", "node-a.lease"]
