@@ -17,11 +17,18 @@ from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.runtime.exit_codes import EXIT_CONFIG
 from roles.runtime.process_events import explaining_lines
-from roles.runtime.run_directory import LOG_FILE, UpFile, is_claimed, read_up_file, sweep, unusable
+from roles.runtime.run_directory import (
+    LOG_FILE,
+    UP_STOP_LIMIT_MS,
+    UpFile,
+    is_claimed,
+    read_up_file,
+    sweep,
+    unusable,
+)
 from roles.runtime.running_cluster import processes_in
 
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
-STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
 KILL_LIMIT_MS = 5_000.0
 _LOOK_EVERY_S = 0.05
 _LOG_END_BYTES: Final = 64 << 10
@@ -41,7 +48,7 @@ def stop_running(run_dir: Path) -> None:
         if not is_claimed(run_dir):  # it ended just now, and the pid may be somebody else's
             return
         signal.pidfd_send_signal(handle, signal.SIGTERM)
-        if _has_ended(handle, STOP_LIMIT_MS):
+        if _has_ended(handle, UP_STOP_LIMIT_MS):
             if run_dir.is_dir():  # a second signal ends it without tidying up
                 _clear(run_dir)
             return
@@ -82,7 +89,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
         except BaseException:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_LIMIT_MS / 1e3)
+                process.wait(UP_STOP_LIMIT_MS / 1e3)
             process.kill()
             _forget_log(run_dir, is_removed=is_removed)
             raise

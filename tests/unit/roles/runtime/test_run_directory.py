@@ -118,7 +118,7 @@ def test_who_is_refused_has_taken_nothing_away(tmp_path: Path, living_pid: int) 
     for name in LEFT:
         (tmp_path / name).touch()
     write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
-    with pytest.raises(FabricError, match="node-a runs in .* already"), claim(tmp_path, is_removed=True):
+    with pytest.raises(FabricError, match="node-a runs in"), claim(tmp_path, is_removed=True):
         pytest.fail("claimed")
     assert names(tmp_path) == LEFT
 
