@@ -1,4 +1,4 @@
-"""JSON files that we wrote ourselves, read with what else may lie in their place in mind."""
+"""JSON files of our own: written whole, and read with what else may lie in their place in mind."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ def read_json(path: Path, type_: type[TypeT], bytes_max: int = BYTES_MAX) -> Typ
         return msgspec.json.decode(content, type=type_)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no such file: {error}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; readers never see half a one. Raises OSError, and leaves nothing then."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

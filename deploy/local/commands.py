@@ -65,7 +65,8 @@ cluster: {gpus: 1}
     help="One process for the scheduler and the first frontend, or one for each"
     " (default: together on a host with fewer than four cores, with one frontend).",
 )
-@click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first
+@click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first,
+@click.option("--lock", type=int, hidden=True)  # and to lock it, before it made the log
 def up(
     file: Path | None,
     run_dir_option: Path | None,
@@ -74,6 +75,7 @@ def up(
     detach: bool,  # noqa: FBT001  click's flags
     together: bool | None,  # noqa: FBT001  click's flags
     remove_run_dir: bool,  # noqa: FBT001  click's flags
+    lock: int | None,
 ) -> None:
     """Run a whole cluster on this host, as FILE says; without FILE, one emulated GPU with one model.
 
@@ -103,7 +105,7 @@ def up(
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
         set_up_logging("up")
-        with claim(home.path, is_removed=remove_run_dir or home.is_new):
+        with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
             outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
                 (home.path / LOG_FILE).unlink(missing_ok=True)

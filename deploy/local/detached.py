@@ -11,17 +11,28 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.runtime.exit_codes import EXIT_CONFIG
+from roles.runtime.identities import open_handle
 from roles.runtime.process_events import explaining_lines
-from roles.runtime.run_directory import LOG_FILE, UpFile, is_claimed, read_up_file, sweep, unusable
+from roles.runtime.run_directory import (
+    LOG_FILE,
+    UP_STOP_LIMIT_MS,
+    UpFile,
+    claim,
+    give_back,
+    is_at,
+    is_claimed,
+    read_up_file,
+    take,
+    unusable,
+)
 from roles.runtime.running_cluster import processes_in
 
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
-STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
 KILL_LIMIT_MS = 5_000.0
 _LOOK_EVERY_S = 0.05
 _LOG_END_BYTES: Final = 64 << 10
@@ -31,23 +42,22 @@ _WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)"
 def stop_running(run_dir: Path) -> None:
     """End the cluster of a run directory, in order if it lets us. PeerLost when none runs."""
     up_file = read_up_file(run_dir) if is_claimed(run_dir) else None
-    if up_file is None:
+    # A killed cluster's file is there until the next one begins: whoever has that pid by now is left alone.
+    process = None if up_file is None else up_file.process
+    handle = None if process is None else open_handle(process)
+    if process is None or handle is None:
         raise PeerLost(f"no cluster runs in {run_dir}")
     try:
-        handle = os.pidfd_open(up_file.pid)
-    except ProcessLookupError as error:
-        raise PeerLost(f"no cluster runs in {run_dir}") from error
-    try:
-        if not is_claimed(run_dir):  # it ended just now, and the pid may be somebody else's
+        if not is_claimed(run_dir):  # it ended just now
             return
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-        if _has_ended(handle, STOP_LIMIT_MS):
+        _send(handle, signal.SIGTERM)
+        if _has_ended(handle, UP_STOP_LIMIT_MS):
             if run_dir.is_dir():  # a second signal ends it without tidying up
                 _clear(run_dir)
             return
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        _send(handle, signal.SIGKILL)
         if not _has_ended(handle, KILL_LIMIT_MS):
-            raise FabricError(f"process {up_file.pid} cannot be killed")
+            raise FabricError(f"process {process.pid} cannot be killed")
     finally:
         os.close(handle)
     _clear(run_dir)
@@ -59,42 +69,63 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     Its log goes to `up.log` in the run directory, which goes at its end if `is_removed`. Raises what it ended
     with instead, with its last line.
     """
-    if is_claimed(run_dir):
-        raise FabricError(f"a cluster runs in {run_dir} already; end it with 'tenuto down'")
     is_removed = is_removed or not run_dir.exists()
-    flags = ["--remove-run-dir"] if is_removed else []
+    lock = take(run_dir)  # before the log of who has it is touched
+    flags = [*(["--remove-run-dir"] if is_removed else []), "--lock", str(lock)]
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (run_dir / LOG_FILE).unlink(missing_ok=True)
-        opened = (run_dir / LOG_FILE).open("ab+")  # all append, so that it can be cut while they write
+        up_file = _start([*arguments, *flags], run_dir, lock)
+    except BaseException:
+        give_back(run_dir, lock, is_removed=is_removed)
+        raise
+    os.close(lock)  # from here on it is the cluster's alone
+    return up_file
+
+
+def _start(arguments: Sequence[str], run_dir: Path, lock: int) -> UpFile:
+    path = run_dir / LOG_FILE
+    try:
+        path.unlink(missing_ok=True)
+        opened = path.open("ab+")  # all append, so that it can be cut while they write
     except OSError as error:
         raise unusable(run_dir, error) from error
     with opened as log:
-        process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
-            [sys.executable, "-P", "-m", "roles.cli", "up", *arguments, *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-        )
         try:
-            up_file = _until_ready(process, run_dir)
+            return _run(arguments, run_dir, lock, log)
         except BaseException:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_LIMIT_MS / 1e3)
-            process.kill()
-            _forget_log(run_dir, is_removed=is_removed)
+            if is_at(log.fileno(), path):  # else another one's, which has the directory by now
+                path.unlink(missing_ok=True)
             raise
-        if up_file is not None:
-            process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
-            return up_file
-        log.seek(0)
-        lines = explaining_lines(log.read().decode("utf-8", "replace"))
+
+
+def _run(arguments: Sequence[str], run_dir: Path, lock: int, log: IO[bytes]) -> UpFile:
+    process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
+        [sys.executable, "-P", "-m", "roles.cli", "up", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+        start_new_session=True,
+        pass_fds=(lock,),
+    )
+    try:
+        up_file = _until_ready(process, run_dir)
+    except BaseException:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(UP_STOP_LIMIT_MS / 1e3)
+        process.kill()
+        raise
+    if up_file is None:
+        raise _why_it_ended(log, process.returncode)
+    process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
+    return up_file
+
+
+def _why_it_ended(log: IO[bytes], code: int) -> FabricError:
+    log.seek(0)
+    lines = explaining_lines(log.read().decode("utf-8", "replace"))
     reason = next((line for line in reversed(lines) if line.startswith("tenuto: ")), "\n".join(lines[-3:]))
-    _forget_log(run_dir, is_removed=is_removed)
-    kind = ConfigError if process.returncode == EXIT_CONFIG else FabricError
-    raise kind(reason.removeprefix("tenuto: ") or f"it ended with code {process.returncode}")
+    kind = ConfigError if code == EXIT_CONFIG else FabricError
+    return kind(reason.removeprefix("tenuto: ") or f"it ended with code {code}")
 
 
 def not_ready(run_dir: Path, limit_ms: float) -> FabricError:
@@ -108,13 +139,6 @@ def not_ready(run_dir: Path, limit_ms: float) -> FabricError:
             if warned := _WARNED.search(line):
                 return FabricError(f"{text}; the last that its log says: {warned[1]}: {warned[2]}")
     return FabricError(text)
-
-
-def _forget_log(run_dir: Path, *, is_removed: bool) -> None:
-    (run_dir / LOG_FILE).unlink(missing_ok=True)
-    if is_removed:
-        with contextlib.suppress(OSError):  # gone already, or not empty: somebody else's files
-            run_dir.rmdir()
 
 
 def _until_ready(process: subprocess.Popen[bytes], run_dir: Path) -> UpFile | None:
@@ -135,6 +159,11 @@ def _until_ready(process: subprocess.Popen[bytes], run_dir: Path) -> UpFile | No
     raise not_ready(run_dir, START_LIMIT_MS)
 
 
+def _send(handle: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # ended just now
+        signal.pidfd_send_signal(handle, number)
+
+
 def _has_ended(handle: int, limit_ms: float) -> bool:
     return bool(select.select([handle], [], [], limit_ms / 1e3)[0])
 
@@ -145,5 +174,5 @@ def _clear(run_dir: Path) -> None:
     until_ms = clock.now_ms() + KILL_LIMIT_MS
     while any(process.alive for process in processes_in(run_dir)) and clock.now_ms() < until_ms:
         select.select([], [], [], _LOOK_EVERY_S)
-    if not is_claimed(run_dir):
-        sweep(run_dir)
+    with contextlib.suppress(FabricError), claim(run_dir):  # else it is another one's by now
+        pass

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Never
 
 from roles.runtime.loop.sources import TimedSource
-from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE
+from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE, is_at
 
 LOG_BYTES_MAX: Final = 32 << 20
 LOOK_EVERY_MS: Final = 10_000.0
@@ -51,6 +51,6 @@ class LogLimit(TimedSource[Never]):
 
     def _is_ours(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(sys.__stderr__.fileno()), self._path.stat())  # type: ignore[union-attr]
+            return is_at(sys.__stderr__.fileno(), self._path)  # type: ignore[union-attr]
         except (OSError, AttributeError, ValueError):
             return False

@@ -18,9 +18,9 @@ from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
 from roles.runtime.defects import SUFFIX
 from roles.runtime.process import child_environment
+from roles.runtime.run_directory import UP_STOP_LIMIT_MS
 
 START_LIMIT_MS = 150_000.0  # torch alone takes seconds to import on a cold disk
-STOP_LIMIT_MS = 25_000.0  # the supervisor's own limits add up to less
 LAST_WORDS_BYTES = 2_000
 
 
@@ -92,7 +92,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """In order if it can be, by force if not: what the supervisor started dies with it."""
     process.terminate()
     try:
-        process.wait(timeout=STOP_LIMIT_MS / 1e3)
+        process.wait(timeout=UP_STOP_LIMIT_MS / 1e3)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -13,7 +13,7 @@ from roles.cli.role_commands import here_option, role_process
 from roles.config.checks import check_endpoint
 from roles.config.read_config import load_config
 from roles.page.shell import ADDRESS_DEFAULT, Page, PageOptions
-from roles.runtime.process import is_alive, read_run_file
+from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import processes_in
 
 
@@ -67,7 +67,7 @@ def page(
 def _served(run_dir: Path) -> str | None:
     """Where this cluster's page is served already."""
     known = read_run_file(run_dir / f"{PAGE_ID}.json")
-    return known.addresses["page"][0] if known is not None and is_alive(known.pid) else None
+    return known.addresses["page"][0] if known is not None and known.is_alive else None
 
 
 def _tell(url: str, *, is_opened: bool) -> None:

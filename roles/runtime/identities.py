@@ -18,8 +18,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from fabric.json_files import read_json
-from roles.runtime.process import write_whole
+from fabric.json_files import read_json, write_whole
 
 _STATE, _STARTED_AT = 0, 19  # fields of /proc/<pid>/stat behind the name in brackets
 
@@ -39,6 +38,37 @@ def identity_of(pid: int) -> ProcessIdentity | None:
         return None
     parts = fields.split()
     return None if parts[_STATE] in "ZX" else ProcessIdentity(pid, int(parts[_STARTED_AT]))
+
+
+def started_at(pid: int) -> int | None:
+    """For a file that names a process; None: nobody has that pid."""
+    identity = identity_of(pid)
+    return None if identity is None else identity.started_at
+
+
+def named_process(pid: int, started_at: int | None) -> ProcessIdentity | None:
+    """The living process that a file names; None: it is gone, whoever has its pid now.
+
+    `started_at` None: a file of an older version, whose process is taken for living if a command of ours has its pid.
+    """
+    identity = identity_of(pid)
+    if identity is None:
+        return None
+    is_it = _is_ours(pid) if started_at is None else started_at == identity.started_at
+    return identity if is_it else None
+
+
+def is_running(pid: int, started_at: int | None) -> bool:
+    """Whether the process that a file names lives; see `named_process`."""
+    return named_process(pid, started_at) is not None
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"tenuto" in command or b"roles.cli" in command
 
 
 def open_handle(identity: ProcessIdentity) -> int | None:

@@ -24,12 +24,13 @@ from types import FrameType
 from typing import Self, TextIO
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from fabric.addresses import check_address
 from fabric.errors import ConfigError, FabricError
-from fabric.json_files import read_json
+from fabric.json_files import read_json, write_whole
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED
+from roles.runtime.identities import is_running, started_at
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
 
@@ -177,27 +178,24 @@ class RunFile(Struct, frozen=True):
     incarnation: str
     addresses: Mapping[str, Sequence[str]]
     """By purpose: control, payload, client, …"""
+    started_at: int | None = None
+    """Of the process, by which it is told from a later one of that pid (`identities.py`); None: of an older version."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process lives."""
+        return is_running(self.pid, self.started_at)
 
 
 def write_run_file(run_dir: Path, run_file: RunFile) -> Path:
-    """Write it; FabricError where it cannot be written."""
+    """Write it, with when its process started; FabricError where it cannot be written."""
     path = run_dir / f"{run_file.role_id}.json"
+    run_file = replace(run_file, started_at=started_at(run_file.pid))
     try:
         write_whole(path, json.dumps(asdict(run_file)))
     except OSError as error:
         raise FabricError(f"cannot write the run file {path}: {error.strerror}") from error
     return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all; readers never see half a one. Raises OSError, and leaves nothing then."""
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def remove_file(path: Path) -> None:
@@ -224,19 +222,9 @@ def read_run_file(path: Path) -> RunFile | None:
 def remove_run_file(run_dir: Path, run_file: RunFile) -> None:
     """Remove our own run file; that of a successor with our name stays."""
     path = run_dir / f"{run_file.role_id}.json"
-    if read_run_file(path) == run_file:
+    found = read_run_file(path)
+    if found is not None and (found.pid, found.incarnation) == (run_file.pid, run_file.incarnation):
         remove_file(path)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of that pid exists (it may be somebody else's by now)."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def speak_to_nobody(descriptor: int = 1) -> None:

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from fabric.errors import ConfigError, FabricError
-from fabric.json_files import read_json
-from roles.runtime.process import RunFile, is_alive, read_run_file, write_whole
+from fabric.json_files import read_json, write_whole
+from roles.runtime.identities import ProcessIdentity, named_process, started_at
+from roles.runtime.process import RunFile, read_run_file
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
 OLD_LOG_FILE = "up.old.log"
@@ -31,6 +32,8 @@ _OURS = re.compile(r"(up|page|(scheduler|frontend|gateway|node|worker)-.+)\.")
 """How names of our files begin: after the role that writes them. Whatever else is there is somebody else's."""
 UP_SOCKET = "up.control"
 """Where `tenuto up` is asked for changes of its processes."""
+UP_STOP_LIMIT_MS = 45_000.0
+"""How long `tenuto up` may take for its end in order: more than the limits of its roles, rank after rank, add up to."""
 
 
 class UpFile(Struct, frozen=True):
@@ -44,10 +47,18 @@ class UpFile(Struct, frozen=True):
     endpoints: Mapping[str, Sequence[str]]
     problems: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    started_at: int | None = None
+    """Of the process; see `RunFile`."""
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """None: that very process is gone."""
+        return named_process(self.pid, self.started_at)
 
 
 def write_up_file(run_dir: Path, up_file: UpFile) -> None:
-    """Write it whole or not at all, with OSError then."""
+    """Write it whole or not at all, with OSError then; when its process started goes with it."""
+    up_file = replace(up_file, started_at=started_at(up_file.pid))
     write_whole(run_dir / UP_FILE, json.dumps(asdict(up_file)))
 
 
@@ -63,32 +74,59 @@ def read_up_file(run_dir: Path) -> UpFile | None:
 
 
 @contextlib.contextmanager
-def claim(run_dir: Path, *, is_removed: bool = False) -> Iterator[None]:
+def claim(run_dir: Path, *, is_removed: bool = False, lock: int | None = None) -> Iterator[None]:
     """Hold the run directory; at the end nothing of ours is left in it, nor it itself if it was not there.
 
-    `is_removed`: it is not to stay even if it was.
+    `is_removed`: it is not to stay even if it was. `lock`: its, where who started us took it. Raises as `take` does.
+    """
+    is_removed = is_removed or not run_dir.exists()
+    lock = take(run_dir) if lock is None else lock
+    try:
+        sweep(run_dir)
+        try:
+            yield
+        finally:
+            sweep(run_dir)
+    finally:
+        give_back(run_dir, lock, is_removed=is_removed)
+
+
+def take(run_dir: Path) -> int:
+    """Make the run directory if it is missing, and lock it: who has that descriptor, or a copy of it, holds the directory.
 
     Raises FabricError when another cluster has it, or a role started by hand still runs in it.
     """
-    is_removed = is_removed or not run_dir.exists()
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = _lock(run_dir)
+        lock = _lock(run_dir)
     except OSError as error:
         raise unusable(run_dir, error) from error
-    if descriptor is None:
+    if lock is None:
         raise runs_already(run_dir)
     try:
-        sweep(run_dir)
-        _refuse_strangers(run_dir)
-        yield
-    finally:
-        sweep(run_dir)
+        _refuse_strangers(run_dir)  # before anything of theirs is touched
+    except BaseException:
+        give_back(run_dir, lock, is_removed=False)
+        raise
+    return lock
+
+
+def give_back(run_dir: Path, lock: int, *, is_removed: bool) -> None:
+    """Hold it no longer, and no copy of the lock either; the directory goes too if it is to and is empty."""
+    if is_at(lock, run_dir / LOCK_FILE):
         (run_dir / LOCK_FILE).unlink(missing_ok=True)
-        os.close(descriptor)
-        if is_removed:
-            with contextlib.suppress(OSError):  # not empty: somebody else's files
-                run_dir.rmdir()
+    os.close(lock)
+    if is_removed:
+        with contextlib.suppress(OSError):  # not empty: somebody else's files
+            run_dir.rmdir()
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether what is open there is what has that name now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def unusable(run_dir: Path, error: OSError) -> FabricError:
@@ -99,7 +137,8 @@ def unusable(run_dir: Path, error: OSError) -> FabricError:
 def runs_already(run_dir: Path) -> FabricError:
     """What is said to who wants to start another one in a directory that is claimed."""
     holder = read_up_file(run_dir)
-    who = "" if holder is None else f" as process {holder.pid}"
+    process = None if holder is None else holder.process
+    who = "" if process is None else f" as process {process.pid}"
     return FabricError(
         f"a cluster runs in {run_dir} already{who}; end it with 'tenuto down', "
         "or give this one another directory with --run-dir"
@@ -120,9 +159,13 @@ def is_claimed(run_dir: Path) -> bool:
 
 
 def sweep(run_dir: Path) -> None:
-    """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on."""
+    """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on.
+
+    Of a role that lives all of it stays: it may have been started by hand beside the cluster that ends.
+    """
+    living = tuple(f"{run_file.role_id}." for run_file in _living(run_dir))
     for path in run_dir.iterdir():
-        if not _OURS.match(path.name):
+        if not _OURS.match(path.name) or path.name.startswith(living):
             continue
         if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
             path.unlink(missing_ok=True)
@@ -131,7 +174,7 @@ def sweep(run_dir: Path) -> None:
                 path.unlink(missing_ok=True)
         elif path.suffix == ".lock" and path.name != LOCK_FILE:
             _remove_if_free(path)
-        elif path.suffix == ".json" and _is_stale(path):
+        elif path.suffix == ".json" and read_run_file(path) is not None:  # else not ours to remove
             path.unlink(missing_ok=True)
 
 
@@ -150,9 +193,8 @@ def _lock(run_dir: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
+        if is_at(descriptor, path):
+            return descriptor
         os.close(descriptor)  # its holder took the file away while we opened it: lock the new one
 
 
@@ -168,24 +210,12 @@ def _remove_if_free(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_stale(path: Path) -> bool:
-    run_file = read_run_file(path)  # not a run file: not ours to remove
-    return run_file is not None and not _is_ours(run_file.pid)
-
-
-def _is_ours(pid: int) -> bool:
-    """Whether that pid is a living role; a pid is soon somebody else's after a reboot."""
-    if not is_alive(pid):
-        return False
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"tenuto" in command or b"roles.cli" in command
+def _living(run_dir: Path) -> list[RunFile]:
+    return [run_file for run_file in run_files(run_dir) if run_file.is_alive]
 
 
 def _refuse_strangers(run_dir: Path) -> None:
-    for run_file in run_files(run_dir):
+    for run_file in _living(run_dir):
         raise FabricError(
             f"{run_file.role_id} runs in {run_dir} already as process {run_file.pid}; "
             "end it first, or give this cluster another directory with --run-dir"

@@ -23,7 +23,6 @@ from fabric.ids import (
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from roles.runtime.core import SCHEDULER
-from roles.runtime.process import is_alive
 from roles.runtime.run_directory import run_files
 from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_report
 
@@ -256,7 +255,7 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
     """Every role that has a run file there."""
     found = run_files(run_dir) if run_dir.is_dir() else []
     return [
-        ProcessReport(run_file.role_id, run_file.pid, is_alive(run_file.pid), run_file.addresses)
+        ProcessReport(run_file.role_id, run_file.pid, run_file.is_alive, run_file.addresses)
         for run_file in found
     ]
 

@@ -11,11 +11,11 @@ from msgspec import Struct, field
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.ids import BatchId, Incarnation, new_incarnation
+from fabric.json_files import write_whole
 from fabric.messages import PlanAsked, RehearsalAsked
 from fabric.transport import ZMQ, Transport
 from roles.runtime.core import Heard
 from roles.runtime.loop.sources import Source
-from roles.runtime.process import write_whole
 from roles.scheduler.planning.plan_launcher import PlanLauncher
 from roles.scheduler.rehearsing.rehearsal_launcher import RehearsalLauncher
 

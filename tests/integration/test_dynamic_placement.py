@@ -21,7 +21,7 @@ from fabric.errors import ModelNotFound, RequestError
 from fabric.ids import ModelId
 from fabric.messages import StatusListed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
-from roles.runtime.process import is_alive, read_run_file
+from roles.runtime.process import read_run_file
 from tests.integration.proc import processes_naming, until
 from tests.integration.steady_load import steady_load
 
@@ -97,7 +97,7 @@ class Live:
 
     def pid_of_scheduler(self) -> int | None:
         run_file = read_run_file(self.cluster.run_dir / "scheduler-0.json")
-        return None if run_file is None or not is_alive(run_file.pid) else run_file.pid
+        return None if run_file is None or not run_file.is_alive else run_file.pid
 
     def is_answered(self, model: str) -> bool:
         try:

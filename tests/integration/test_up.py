@@ -454,6 +454,18 @@ def test_a_worker_whose_loop_is_stuck_is_killed_and_serves_again(home: Home) -> 
     home.assert_nothing_left()
 
 
+def test_of_two_detached_starts_at_once_one_is_refused_and_the_other_has_its_log(home: Home) -> None:
+    both = [home.start("up", "--detach", str(home.file)) for _ in range(2)]
+    said = {process.communicate(timeout=120)[1].splitlines()[-1]: process.returncode for process in both}
+    assert sorted(said.values()) == [0, 1], said
+    assert any(f"a cluster runs in {home.path} already" in line for line in said)
+    code, out, _ = home.run("logs", "--role", "up")
+    assert code == 0
+    assert out
+    assert home.run("down")[0] == 0
+    home.assert_nothing_left()
+
+
 def test_ctrl_c_while_a_detached_cluster_starts_ends_it(home: Home) -> None:
     process = home.start("up", "--detach")
     until(lambda: home.pid("scheduler-0") is not None)

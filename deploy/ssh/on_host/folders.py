@@ -100,8 +100,15 @@ class Place:
 
 def living_pid(run_file: Mapping[str, Any]) -> int:
     """Of the process that a run file names, which serves; 0 where it does not live, or there is no run file."""
-    pid = run_file.get("pid")
-    return pid if isinstance(pid, int) and Path(f"/proc/{pid}").exists() else 0
+    pid, started_at = run_file.get("pid"), run_file.get("started_at")
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        if isinstance(pid, int) and started_at in (
+            None,
+            int(fields.split()[19]),
+        ):  # else a later one of that pid
+            return pid
+    return 0
 
 
 def names_in(text: str, kind: str) -> set[str]:

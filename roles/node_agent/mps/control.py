@@ -13,6 +13,7 @@ Everything here blocks for a bounded time. Reference: NVIDIA, Multi-Process Serv
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -31,6 +32,7 @@ MARK: Final = "TENUTO_MPS_DIRECTORY"
 """In the environment of our daemons and of the servers they start, so that they are known as ours."""
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 CONTROL_LIMIT_S: Final = 3.0
+KILL_LIMIT_S = 1.0
 LONGEST_NAME_IN_PIPE: Final = len("/control_privileged")
 OLDEST, OLDEST_WITH_SHARES = (3, 5), (7, 0)
 
@@ -109,27 +111,42 @@ class LegacyControl:
 
     def _say(self, command: str) -> str:
         try:
-            done = subprocess.run(  # noqa: S603  the program is the configured one, and no shell reads it
+            asked = subprocess.Popen(  # noqa: S603  the program is the configured one, and no shell reads it
                 [self._binary],
-                input=f"{command}\n",
                 env={**os.environ, PIPE: str(self._place.pipe), LOG: str(self._place.log)},
-                capture_output=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                timeout=self._limit_s,
-                check=False,
                 process_group=0,
             )
         except FileNotFoundError as error:
             raise MpsMissing(f"{self._binary} is not installed here") from error
         except OSError as error:
             raise MpsError(f"{self._binary} cannot be run: {error}") from error
+        try:
+            out, err = asked.communicate(f"{command}\n", self._limit_s)
         except subprocess.TimeoutExpired as error:
             raise MpsSilent(f"no answer to '{command}' within {self._limit_s:g} s") from error
-        if done.returncode:
-            said = " ".join((done.stdout + " " + done.stderr).split())
-            raise MpsRefused(f"'{command}' failed with code {done.returncode}: {said or 'no reason given'}")
-        return done.stdout
+        finally:
+            _end(asked)
+        if asked.returncode:
+            said = " ".join((out + " " + err).split())
+            raise MpsRefused(f"'{command}' failed with code {asked.returncode}: {said or 'no reason given'}")
+        return out
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """If it has not ended. One that is stuck in the driver is left to the kernel, and reaped when the next one starts."""
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_LIMIT_S)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written goes nowhere
+                pipe.close()
 
 
 def end_client(control: MpsControl, client: int) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -59,6 +60,11 @@ QUIT_WITHIN_S: Final = 2.0
 KILL_WITHIN_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.1
 _PR_SET_PDEATHSIG = 1
+_NO_PROGRAM: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.ENOEXEC,
+)  # other errors pass: no memory, no process, no descriptor
 _CLOCK = MonotonicClock()
 
 
@@ -93,10 +99,7 @@ def _serve(place: MpsPlace, uid: str, binary: str, outlive_ms: float, stop: Stop
         )
     end_leftovers(place)
     out = place.log / "daemon.out"
-    try:
-        daemon = _start(place, uid, binary, out)
-    except OSError as error:
-        raise MpsMissing(f"{binary} cannot be run: {error.strerror}") from error
+    daemon = _start(place, uid, binary, out)
     handle = os.pidfd_open(daemon.pid)
     write_record(
         place.record_file, {"guard": identity_of(os.getpid()), "daemon": identity_of(daemon.pid), "uid": uid}
@@ -147,17 +150,26 @@ def _watch(place: MpsPlace, daemon: int, outlive_ms: float, stop: StopSignal) ->
 
 
 def _start(place: MpsPlace, uid: str, binary: str, out: Path) -> subprocess.Popen[bytes]:
+    """Raises MpsMissing where no other try will do better, MpsError where one may."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with out.open("wb") as said:
-        return subprocess.Popen(  # noqa: S603  the program is the configured one, and no shell reads it
-            [binary, "-f"],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**without_mps(os.environ), **daemon_environment(place, uid)},
-            process_group=0,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  this process has one thread
-        )
+    try:
+        said = out.open("wb")
+    except OSError as error:
+        raise MpsError(f"{out} cannot be written: {error.strerror}") from error
+    with said:
+        try:
+            return subprocess.Popen(  # noqa: S603  the program is the configured one, and no shell reads it
+                [binary, "-f"],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**without_mps(os.environ), **daemon_environment(place, uid)},
+                process_group=0,
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  this process has one thread
+            )
+        except OSError as error:
+            kind = MpsMissing if error.errno in _NO_PROGRAM else MpsError
+            raise kind(f"{binary} cannot be run: {error.strerror}") from error
 
 
 def _quit(place: MpsPlace, binary: str, daemon: int) -> None:

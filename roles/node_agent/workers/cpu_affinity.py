@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable
+
+from roles.runtime.process import log
 
 
 class CorePins:
@@ -45,9 +46,17 @@ class CorePins:
 
 
 def pin(pid: int, cores: frozenset[int]) -> None:
-    """Right after its start, while the process has one thread: those it starts later inherit it."""
-    with contextlib.suppress(ProcessLookupError):  # it ended at once
+    """Right after its start, while the process has one thread: those it starts later inherit it.
+
+    It runs unpinned where that cannot be, as when the cores that this host gives us are others by now.
+    """
+    try:
         os.sched_setaffinity(pid, cores)
+    except ProcessLookupError:
+        pass  # it ended at once
+    except OSError as error:
+        told = ",".join(map(str, sorted(cores)))
+        log.warning("worker_not_pinned pid=%d cores=%s reason=%r", pid, told, error.strerror)
 
 
 def cores_of(pid: int) -> frozenset[int]:

@@ -20,9 +20,9 @@ from msgspec.structs import asdict
 
 from fabric.clock import Clock
 from fabric.errors import ConfigError
-from fabric.json_files import read_json
+from fabric.json_files import read_json, write_whole
 from fabric.messages import PlanCopy
-from roles.runtime.process import log, write_whole
+from roles.runtime.process import log
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.replay_start import settings_of
 from roles.scheduler.settings import SchedulerSettings

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fabric.ids import FrontendId, PeerId, frontend_id, peer_id, role_id_of_node, scheduler_id
+from fabric.json_files import write_whole
 from fabric.link import NO_EPOCH
 from fabric.messages import (
     EpochGranted,
@@ -44,7 +45,6 @@ from roles.runtime.environment import RunDir
 from roles.runtime.loop.driver import Role
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import LinkSource, Source, TranslatedSource
-from roles.runtime.process import write_whole
 from roles.runtime.process_events import ProcessExited, StopAsked
 from roles.scheduler.availability.replica import SchedulerReplica
 from roles.scheduler.core import SchedulerCore

@@ -1,11 +1,29 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from deploy.local.detached import not_ready
-from roles.runtime.run_directory import LOG_FILE
+from deploy.local import detached
+from deploy.local.detached import not_ready, start_detached, stop_running
+from fabric.errors import FabricError, PeerLost
+from roles.runtime.run_directory import (
+    LOCK_FILE,
+    LOG_FILE,
+    UP_FILE,
+    UpFile,
+    claim,
+    is_claimed,
+    read_up_file,
+    write_up_file,
+)
 
 MOMENT = "2026-07-01 10:00:00,123"
 BARE = "the cluster was not ready within 900 s"
@@ -44,3 +62,78 @@ def test_a_long_log_is_read_at_its_end_and_one_that_is_gone_not_at_all(tmp_path:
     assert str(not_ready(tmp_path, 900_000.0)) == BARE
     (tmp_path / LOG_FILE).write_text(f"{TOLD}\n" * 50_000 + f"{FAILED} \xff\n{TOLD}\n", encoding="latin-1")
     assert "node-a: gpu_lost" in str(not_ready(tmp_path, 900_000.0))
+
+
+class Subprocess:
+    """Its cluster ends at once, after something else happened."""
+
+    DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+
+    def Popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:  # noqa: N802  its name
+        assert command[-2] == "--lock"
+        assert options["pass_fds"] == (int(command[-1]),)
+        self._meanwhile()
+        says = "import sys; sys.exit('tenuto: no room')"
+        return subprocess.Popen([sys.executable, "-c", says], **options)
+
+
+def test_the_log_is_made_under_the_claim_and_goes_with_a_start_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    monkeypatch.setattr(detached, "subprocess", Subprocess(lambda: held.append(is_claimed(tmp_path))))
+    with pytest.raises(FabricError, match="no room"):
+        start_detached([], tmp_path, is_removed=False)
+    assert held == [True]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_log_of_who_has_the_directory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another_one_begins() -> None:
+        (tmp_path / LOCK_FILE).unlink()  # by its own, when it had ended
+        (tmp_path / LOG_FILE).unlink()
+        (tmp_path / LOCK_FILE).touch()
+        (tmp_path / LOG_FILE).write_text("the other")
+
+    monkeypatch.setattr(detached, "subprocess", Subprocess(another_one_begins))
+    with pytest.raises(FabricError, match="no room"):
+        start_detached([], tmp_path, is_removed=True)
+    assert (tmp_path / LOG_FILE).read_text() == "the other"
+    assert (tmp_path / LOCK_FILE).exists()
+    with claim(tmp_path), pytest.raises(FabricError, match="already"):
+        start_detached([], tmp_path, is_removed=True)
+    assert (tmp_path / LOG_FILE).read_text() == "the other"
+
+
+def test_who_has_the_pid_of_a_killed_cluster_is_left_alone(tmp_path: Path) -> None:
+    """Between the next one's lock and what it says itself, the killed one's file is there."""
+    with claim(tmp_path), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        write_up_file(tmp_path, UpFile(other.pid, is_ready=True, endpoints={}))
+        former = read_up_file(tmp_path)
+        assert former is not None
+        assert former.started_at is not None
+        content = msgspec.json.encode(replace(former, started_at=former.started_at - 1))
+        (tmp_path / UP_FILE).write_bytes(content)
+        with pytest.raises(PeerLost, match="no cluster runs"):
+            stop_running(tmp_path)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_cluster_that_ends_in_the_moment_of_its_signal_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_gone(handle: int, number: int) -> None:
+        cluster.kill()
+        cluster.wait()
+        real(handle, number)
+
+    real = signal.pidfd_send_signal
+    monkeypatch.setattr(signal, "pidfd_send_signal", is_gone)
+    command = [sys.executable, "-c", "input()"]
+    with claim(tmp_path), subprocess.Popen(command, stdin=subprocess.PIPE) as cluster:
+        write_up_file(tmp_path, UpFile(cluster.pid, is_ready=True, endpoints={}))
+        stop_running(tmp_path)

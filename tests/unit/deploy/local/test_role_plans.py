@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from deploy.local.role_plans import is_better_together, role_plans
+from deploy.local.events import SupervisorLimits
+from deploy.local.role_plans import AGENT_STOP_MS, is_better_together, role_plans
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
+from roles.node_agent.events import AgentLimits
+from roles.runtime.run_directory import UP_STOP_LIMIT_MS
 
 HERE = Path("/here")
 
@@ -58,3 +61,23 @@ def test_one_frontend_on_few_cores_is_better_off_together(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert is_better_together(config(frontends)) == is_together
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_who_waits_for_the_end_of_a_cluster_waits_longer_than_all_its_ranks_may_take(
+    *, is_together: bool
+) -> None:
+    """Each rank has its slowest role's limit, and then SIGKILL's."""
+    wanted = config(2, listen={"http": "127.0.0.1:0", "page": "127.0.0.1:0"})
+    plans = role_plans(wanted, HERE / "c.yaml", HERE / "run", is_together=is_together)
+    ranks: dict[int, float] = {}
+    for plan in plans:
+        ranks[plan.stop_rank] = max(ranks.get(plan.stop_rank, 0.0), plan.stop_limit_ms)
+    assert len(ranks) == 4
+    assert sum(ranks.values()) + len(ranks) * SupervisorLimits().kill_ms < UP_STOP_LIMIT_MS
+
+
+def test_an_agent_has_the_time_that_its_workers_and_daemons_may_take() -> None:
+    limits = AgentLimits()
+    workers_ms = limits.grace_ms + limits.terminate_ms + limits.kill_ms
+    assert workers_ms + limits.daemon_end_ms + limits.kill_ms < AGENT_STOP_MS

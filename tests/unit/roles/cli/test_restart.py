@@ -57,7 +57,10 @@ def run(
     with claim(tmp_path):
         for role_id in ("scheduler-0", "node-a", "node-b"):
             write_run_file(tmp_path, RunFile(role_id, os.getpid(), BORN, {"control": ["ipc:///control"]}))
-        return CliRunner().invoke(restart_module.restart, ["--rolling", "--run-dir", str(tmp_path), *words])
+        result = CliRunner().invoke(restart_module.restart, ["--rolling", "--run-dir", str(tmp_path), *words])
+        for path in tmp_path.glob("*.json"):
+            path.unlink()
+        return result
 
 
 def status(state: str = "active") -> StatusListed:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 
-from roles.node_agent.workers.cpu_affinity import CorePins
+import pytest
+
+from roles.node_agent.workers.cpu_affinity import CorePins, pin
 from roles.runtime.identities import ProcessIdentity, end, identity_of, open_handle, processes_with
 
 
@@ -36,6 +39,17 @@ def test_cores_of_adopted_workers_are_taken() -> None:
     pins.note("orphan", {0, 7})
     assert pins.take("a") == frozenset({1})
     pins.give_back("nobody")
+
+
+def test_a_worker_whose_cores_are_not_ours_any_more_runs_unpinned(caplog: pytest.LogCaptureFixture) -> None:
+    """The host's manager of cores has changed them meanwhile."""
+    before = os.sched_getaffinity(0)
+    with caplog.at_level(logging.WARNING):
+        pin(os.getpid(), frozenset({max(before) + 1_000}))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"worker_not_pinned pid={os.getpid()} cores={max(before) + 1_000} reason='Invalid argument'"
+    ]
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_recycled_pid_is_not_the_same_process() -> None:

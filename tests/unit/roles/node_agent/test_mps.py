@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from fabric.ids import ModelId, SliceId
 from fabric.messages import GpuInfo, ModelSpec, SliceSpec
+from roles.node_agent.mps import control as control_module
+from roles.node_agent.mps import daemon_keeper
 from roles.node_agent.mps.control import (
     LegacyControl,
     MpsError,
@@ -22,6 +27,7 @@ from roles.node_agent.mps.control import (
     end_client,
 )
 from roles.node_agent.mps.environment import client_environment, daemon_environment, without_mps
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_GUARD_REFUSED
 
 A100 = GpuInfo(0, "a100", "cuda", 40 << 30, "GPU-7", "NVIDIA A100", 108, "8.0")
 MIB = 1 << 20
@@ -161,3 +167,54 @@ def test_no_share_is_all_of_the_gpu_and_a_gpu_without_shares_is_told_none(place:
 def test_a_daemon_serves_one_gpu_and_hears_nothing_meant_for_another(place: MpsPlace) -> None:
     assert daemon_environment(place, "GPU-7")["CUDA_VISIBLE_DEVICES"] == "GPU-7"
     assert without_mps({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5", "HOME": "/h"}) == {"HOME": "/h"}
+
+
+def test_a_question_that_even_sigkill_does_not_end_is_left_behind(
+    place: MpsPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs in the driver."""
+    stuck: list[subprocess.Popen[str]] = []
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        stuck.append(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    monkeypatch.setattr(control_module, "KILL_LIMIT_S", 0.01)
+    control = LegacyControl(place, program(tmp_path / "control", "exec sleep 20"), limit_s=0.01)
+    with pytest.raises(MpsSilent):
+        control.servers()
+    assert [one.poll() for one in stuck] == [None]
+    os.kill(stuck[0].pid, signal.SIGKILL)
+    stuck[0].wait(20)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        *((number, EXIT_GUARD_REFUSED) for number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC)),
+        *((number, EXIT_FAILURE) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)),
+    ],
+)
+def test_only_a_program_that_cannot_be_run_at_all_gives_mps_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    code: int,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr("sys.argv", ["guard", str(tmp_path / "mps-a" / "gpu0"), "--uid", "GPU-7"])
+    assert daemon_keeper.main() == code
+    assert capsys.readouterr().err == f"{control_module.BINARY} cannot be run: {os.strerror(number)}\n"
+
+
+def test_a_log_that_cannot_be_written_now_does_not_give_mps_up(
+    place: MpsPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place.log / "daemon.out").mkdir()
+    monkeypatch.setattr("sys.argv", ["guard", str(place.directory), "--uid", "GPU-7"])
+    assert daemon_keeper.main() == EXIT_FAILURE
+    assert "daemon.out cannot be written" in capsys.readouterr().err

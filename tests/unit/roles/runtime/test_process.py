@@ -9,8 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import FabricError
+from roles.runtime.identities import started_at
 from roles.runtime.process import RunFile, read_run_file, remove_run_file, wake_exactly, write_run_file
 from tests.scarcity import full_disk, read_only_disk
 
@@ -101,4 +103,5 @@ def test_a_run_file_that_cannot_be_removed_stays(tmp_path: Path) -> None:
     write_run_file(tmp_path, own)
     with read_only_disk():
         remove_run_file(tmp_path, own)
-    assert read_run_file(tmp_path / "frontend-0.json") == own
+    found = read_run_file(tmp_path / "frontend-0.json")
+    assert found == replace(own, started_at=started_at(os.getpid()))

@@ -2,19 +2,33 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import FabricError
-from roles.runtime.process import RunFile, write_run_file
-from roles.runtime.run_directory import UpFile, claim, is_claimed, read_up_file, write_up_file
+from roles.runtime.process import RunFile, read_run_file, write_run_file
+from roles.runtime.run_directory import UpFile, claim, is_claimed, read_up_file, run_files, write_up_file
 
 DEAD_PID = 2**22 + 1  # over the kernel's highest
 
 
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
+
+
+@pytest.fixture
+def living_pid() -> Iterator[int]:
+    """Of a role that somebody started by hand."""
+    command = [sys.executable, "-c", "input()", "tenuto"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as role:
+        yield role.pid
+        role.kill()
 
 
 def test_a_directory_is_claimed_once_and_free_again_afterwards(tmp_path: Path) -> None:
@@ -73,10 +87,23 @@ def test_what_dead_processes_left_is_swept_away(tmp_path: Path) -> None:
         assert names(tmp_path) == ["up.lock"]
 
 
-def test_a_recycled_pid_does_not_keep_a_run_file(tmp_path: Path) -> None:
-    write_run_file(tmp_path, RunFile("frontend-0", 1, "x", {}))  # alive, but no role of ours
+def test_a_recycled_pid_does_not_keep_a_run_file(tmp_path: Path, living_pid: int) -> None:
+    """Whatever its command says: an editor of tenuto.yaml, another cluster's role."""
+    path = write_run_file(tmp_path, RunFile("frontend-0", living_pid, "x", {}))
+    former = read_run_file(path)
+    assert former is not None
+    assert former.is_alive
+    assert former.started_at is not None
+    path.write_bytes(msgspec.json.encode(replace(former, started_at=former.started_at - 1)))
     with claim(tmp_path):
         assert names(tmp_path) == ["up.lock"]
+
+
+def test_a_run_file_of_an_older_version_is_told_by_the_command(tmp_path: Path, living_pid: int) -> None:
+    for role_id, pid in (("frontend-0", 1), ("node-a", living_pid)):
+        content = {"role_id": role_id, "pid": pid, "incarnation": "x", "addresses": {}}
+        (tmp_path / f"{role_id}.json").write_bytes(msgspec.json.encode(content))
+    assert [found.is_alive for found in run_files(tmp_path)] == [False, True]
 
 
 def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
@@ -98,3 +125,23 @@ def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(FabricError, match="cannot be made or written to"), claim(tmp_path / "file" / "run"):
         pytest.fail("claimed")
+
+
+LEFT = ["node-a.123.tmp", "node-a.json", "node-a.lease", "scheduler-0.plan", "up.default.yaml"]
+
+
+def test_who_is_refused_has_taken_nothing_away(tmp_path: Path, living_pid: int) -> None:
+    for name in LEFT:
+        (tmp_path / name).touch()
+    write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
+    with pytest.raises(FabricError, match="node-a runs in"), claim(tmp_path, is_removed=True):
+        pytest.fail("claimed")
+    assert names(tmp_path) == LEFT
+
+
+def test_a_cluster_that_ends_leaves_what_a_role_beside_it_has(tmp_path: Path, living_pid: int) -> None:
+    with claim(tmp_path):
+        for name in LEFT:
+            (tmp_path / name).touch()
+        write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
+    assert names(tmp_path) == ["node-a.123.tmp", "node-a.json", "node-a.lease"]
