@@ -118,7 +118,10 @@ def checked(parcel: Parcel) -> Parcel:
 def encode_parcel(parcel: Parcel) -> bytes:
     """A message that is `checked`, ready to be `joined` with others. Raises LocalProtocolError where it cannot be sent."""
     try:
-        encoded = _ENCODER.encode(parcel)
+        try:
+            encoded = _ENCODER.encode(parcel)
+        except UnicodeEncodeError:  # mostly an exception's text, with a path's odd bytes in it
+            encoded = _ENCODER.encode(clipped(parcel))
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"cannot send {type(parcel.body).__name__}: {error}") from error
     if len(encoded) > _SHORT_HEADER_BYTES_MAX:

@@ -122,7 +122,7 @@ def _shown(value: object) -> str:
 
 
 def clipped(parcel: Parcel) -> Parcel:
-    """The same with every `reason` cut to its limit: an exception's text must never hold up its message."""
+    """The same with every `reason` cut to its limit, half characters written out: an exception's text must never hold up its message."""
     cut: Parcel = _clip(parcel)
     return cut
 
@@ -134,8 +134,10 @@ def _clip(value: Any) -> Any:
         return value
     fields = {name: _clip(getattr(value, name)) for name in value.__struct_fields__}
     reason = fields.get("reason")
-    if isinstance(reason, str) and len(reason) > REASON_CHARS_MAX:
-        fields["reason"] = reason[: REASON_CHARS_MAX - 1] + "…"
+    if isinstance(reason, str):
+        reason = reason.encode(errors="backslashreplace").decode()
+        is_long = len(reason) > REASON_CHARS_MAX
+        fields["reason"] = reason[: REASON_CHARS_MAX - 1] + "…" if is_long else reason
     return type(value)(**fields)
 
 

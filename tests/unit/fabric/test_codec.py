@@ -170,6 +170,18 @@ def test_an_overlong_reason_is_cut_not_refused() -> None:
     assert body.status.reason.endswith("…")
 
 
+@pytest.mark.parametrize("length", [0, REASON_CHARS_MAX])
+def test_half_a_character_in_a_reason_is_written_out_and_in_a_name_refused(length: int) -> None:
+    """An exception's text may have it, where a path has odd bytes: nobody would hear that the slice has failed."""
+    status = SliceStatus(SliceId("s"), Incarnation("i"), "failed", "no file \udc80" + "x" * length)
+    body = codec.decode(codec.encode(envelope(SliceChanged(NodeId("n"), status)))).parcels[0].body
+    assert isinstance(body, SliceChanged)
+    assert body.status.reason.startswith("no file \\udc80")
+    assert len(body.status.reason) <= REASON_CHARS_MAX
+    with pytest.raises(LocalProtocolError):
+        codec.encode(envelope(SliceChanged(NodeId("\udc80"), status)))
+
+
 def test_messages_about_a_whole_cluster_may_be_larger_than_others() -> None:
     model = ModelSpec(ModelId("m"), 25.0, 512, exec_ms=tuple(float(b) + 0.1 for b in range(512)))
     slices = tuple(SliceSpec(SliceId(f"n/gpu{i}/0"), i, "emulated", None, (model,) * 40) for i in range(8))
