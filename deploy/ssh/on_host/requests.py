@@ -183,9 +183,8 @@ def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         else:
             path.unlink()
     (place.base / LOCK).unlink()  # last: who waits for it, or comes now, begins with an empty folder
-    with contextlib.suppress(
-        OSError
-    ):  # somebody came; the one above is of another host, where homes are shared
+    # Somebody came; and the folder above is another host's too, where homes are shared.
+    with contextlib.suppress(OSError):
         place.base.rmdir()
         place.base.parent.rmdir()
     return {}
