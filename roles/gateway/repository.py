@@ -85,11 +85,7 @@ class Repository:
                     f"model {shown(name)} is not in the cluster's file; give the parameter config, a section of models as JSON"
                 )
             return section
-        try:
-            text = config.encode(errors="surrogatepass") if isinstance(config, str) else config
-            section = read_json(text) if isinstance(text, bytes) else None
-        except InvalidInput as error:
-            raise InvalidInput(f"config is not JSON: {error.__cause__}") from error
+        section = read_json(config, "config") if isinstance(config, str | bytes) else None
         if not isinstance(section, dict):
             raise InvalidInput("config must be a text: JSON with a section as in the file's models")
         if section.setdefault("name", name) != name:

@@ -59,7 +59,7 @@ class _Request(msgspec.Struct):
     outputs: Annotated[list[_Output], msgspec.Meta(max_length=TENSORS_MAX)] = []
 
 
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
 _KINDS: Final = {
     "array": "a list",
     "object": "an object",
@@ -138,8 +138,8 @@ def write_json(document: Any) -> bytes:
     return _encoder.encode(document)
 
 
-def read_json(body: bytes) -> Any:
-    """Any other body. Raises InvalidInput, TooLarge."""
+def read_json(body: bytes | str, what: str = "the body") -> Any:
+    """Any other body, or what else is JSON. Raises InvalidInput, TooLarge."""
     if len(body) > JSON_BYTES_MAX:
         raise TooLarge(
             f"{len(body)} bytes of JSON; there may be {JSON_BYTES_MAX}: send tensors as binary data"
@@ -147,7 +147,7 @@ def read_json(body: bytes) -> Any:
     try:
         return _documents.decode(body)
     except _UNREADABLE as error:
-        raise InvalidInput(f"the body is not JSON: {error}") from error
+        raise InvalidInput(f"{what} is not JSON: {error}") from error
 
 
 def _json_size(body: bytes, header_length: str | None) -> int:
