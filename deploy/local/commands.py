@@ -18,7 +18,7 @@ from fabric.messages import SliceReport
 from fabric.policy_options import counted
 from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import as_plain, echo_json
-from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
+from roles.cli.options import IntRange, chosen_run_dir, json_option, remark, run_dir_flag
 from roles.cli.restart import tell_processes
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_value
@@ -52,6 +52,8 @@ models:
 cluster: {gpus: 1}
 """
 
+DESCRIPTOR_MAX = (1 << 20) - 1
+
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
@@ -66,7 +68,9 @@ cluster: {gpus: 1}
     " (default: together on a host with fewer than four cores, with one frontend).",
 )
 @click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first,
-@click.option("--lock", type=int, hidden=True)  # and to lock it, before it made the log
+@click.option(
+    "--lock", type=IntRange(3, DESCRIPTOR_MAX), hidden=True
+)  # and to lock it, before it made the log
 def up(
     file: Path | None,
     run_dir_option: Path | None,

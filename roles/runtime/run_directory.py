@@ -80,7 +80,10 @@ def claim(run_dir: Path, *, is_removed: bool = False, lock: int | None = None) -
     `is_removed`: it is not to stay even if it was. `lock`: its, where who started us took it. Raises as `take` does.
     """
     is_removed = is_removed or not run_dir.exists()
-    lock = take(run_dir) if lock is None else lock
+    if lock is None:
+        lock = take(run_dir)
+    elif not is_at(lock, run_dir / LOCK_FILE):
+        raise FabricError(f"descriptor {lock} is not the lock of {run_dir}")
     try:
         sweep(run_dir)
         try:
