@@ -135,10 +135,15 @@ def _clip(value: Any) -> Any:
     fields = {name: _clip(getattr(value, name)) for name in value.__struct_fields__}
     reason = fields.get("reason")
     if isinstance(reason, str):
-        reason = reason.encode(errors="backslashreplace").decode()
+        reason = written_out(reason)
         is_long = len(reason) > REASON_CHARS_MAX
         fields["reason"] = reason[: REASON_CHARS_MAX - 1] + "…" if is_long else reason
     return type(value)(**fields)
+
+
+def written_out(text: str) -> str:
+    """With half characters (U+D800 and on, as Python has them for a path's odd bytes) as Python writes them: no protocol takes them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def ago_ms(now_ms: float, at_ms: float) -> float:

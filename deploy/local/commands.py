@@ -67,10 +67,9 @@ DESCRIPTOR_MAX = (1 << 20) - 1
     help="One process for the scheduler and the first frontend, or one for each"
     " (default: together on a host with fewer than four cores, with one frontend).",
 )
-@click.option("--remove-run-dir", is_flag=True, hidden=True)  # from --detach, which had to make it first,
-@click.option(
-    "--lock", type=IntRange(3, DESCRIPTOR_MAX), hidden=True
-)  # and to lock it, before it made the log
+# Both from --detach, which makes the run directory and locks it before it makes the log.
+@click.option("--remove-run-dir", is_flag=True, hidden=True)
+@click.option("--lock", type=IntRange(3, DESCRIPTOR_MAX), hidden=True)
 def up(
     file: Path | None,
     run_dir_option: Path | None,

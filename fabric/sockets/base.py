@@ -152,7 +152,7 @@ class SocketLink(ABC):
             del self._lost[peer]
         return lost
 
-    def _watch_connections(self, events: int = zmq.EVENT_DISCONNECTED) -> ConnectionMonitor:
+    def _watch_connections(self, events: int) -> ConnectionMonitor:
         """From now on the descriptor tells of ended connections too. Raises PeerLost where no descriptor is left."""
         try:
             with naming_descriptors():

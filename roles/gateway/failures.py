@@ -24,6 +24,7 @@ from fabric.errors import (
     Unauthorised,
     WorkerLost,
 )
+from fabric.limits import written_out
 
 RETRY_AFTER_MS: Final = 1_000.0
 """What a 503 says where nobody could tell how long it takes."""
@@ -118,8 +119,7 @@ class Failure:
     """HTTP's methods, where that is what was wrong."""
 
     def __post_init__(self) -> None:
-        # Half characters (U+D800 and on), as Python has them for a path's odd bytes, go out in no protocol.
-        object.__setattr__(self, "reason", self.reason.encode(errors="backslashreplace").decode())
+        object.__setattr__(self, "reason", written_out(self.reason))
 
     @property
     def status(self) -> int:

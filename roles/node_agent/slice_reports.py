@@ -26,7 +26,6 @@ class _GivenUp(Struct):
 
     spec: SliceSpec
     times: int = 0
-    rest_ms: float = 0.0
     tried_at_ms: float | None = None
     """The end of its rest; None: it is never tried again."""
     is_resting: bool = True
@@ -72,10 +71,15 @@ class SliceReports:
         """
         given_up = self._given_up.setdefault(spec.slice_id, _GivenUp(spec))
         tried_at_ms = given_up.tried_at_ms
-        if given_up.was_ready and tried_at_ms is not None and now_ms >= tried_at_ms + given_up.rest_ms:
+        if (
+            given_up.was_ready
+            and tried_at_ms is not None
+            and now_ms >= tried_at_ms + _rest_ms(given_up.times)
+        ):
             given_up.times = 0
-        rest_ms = min(REST_MS * 2.0 ** min(given_up.times, 30), REST_LONGEST_MS)
-        given_up.times, given_up.rest_ms, given_up.tried_at_ms = given_up.times + 1, rest_ms, now_ms + rest_ms
+        given_up.times += 1
+        rest_ms = _rest_ms(given_up.times)
+        given_up.tried_at_ms = now_ms + rest_ms
         given_up.is_resting, given_up.was_ready = True, False
         self._actions.append(
             Warn(f"slice_given_up slice={spec.slice_id} again_in_s={rest_ms / 1e3:g} reason={reason!r:.200}")
@@ -151,3 +155,8 @@ class SliceReports:
 
     def _tell(self, slice_id: SliceId) -> None:
         self._actions.append(Send(SCHEDULER, SliceChanged(self._node_id, self._status[slice_id])))
+
+
+def _rest_ms(times: int) -> float:
+    """After it was given up so many times in a row."""
+    return min(REST_MS * 2.0 ** min(times - 1, 30), REST_LONGEST_MS)

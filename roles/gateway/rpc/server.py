@@ -12,7 +12,7 @@ from fabric.frames import ANSWER_BYTES_MAX
 from roles.config.gateway import GatewayConfig
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
-from roles.gateway.rpc.service import IDLE_S, RpcService
+from roles.gateway.rpc.service import IDLE_MS, RpcService
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
@@ -55,7 +55,7 @@ class RpcServer:
                 ("grpc.max_send_message_length", ANSWER_BYTES_MAX + _HEAD_ROOM_BYTES),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 ("grpc.max_concurrent_streams", config.connections_max),
-                ("grpc.max_connection_idle_ms", round(IDLE_S * 1e3)),
+                ("grpc.max_connection_idle_ms", round(IDLE_MS)),
                 # A client that went without a word, as by a cut cable, is found by asking, and its calls end.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_LIMIT_MS),

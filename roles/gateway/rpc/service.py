@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -35,7 +34,7 @@ from roles.runtime.process import log
 
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
-IDLE_S: Final = 300.0
+IDLE_MS: Final = 300_000.0
 """A connection without calls ends after that, and a stream on which nothing is asked or answered: it holds the room of a call."""
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP."""
@@ -119,7 +118,9 @@ class RpcService:
         answers: asyncio.Queue[Any] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_MAX)
         working: set[asyncio.Task[None]] = set()
-        silence: deque[asyncio.TimerHandle] = deque(maxlen=1)
+        clock, call_later = self._service.clock, asyncio.get_running_loop().call_later
+        moved_at_ms = clock.now_ms()
+        looking: asyncio.TimerHandle
 
         async def work(held: Held) -> None:
             try:
@@ -130,8 +131,9 @@ class RpcService:
             answers.put_nowait(answer)
 
         async def read() -> None:
+            nonlocal moved_at_ms
             async for held in requests:
-                moved()
+                moved_at_ms = clock.now_ms()
                 await room.acquire()
                 task = asyncio.ensure_future(work(held))
                 del held  # a stream that waits for its next request holds none
@@ -144,31 +146,31 @@ class RpcService:
                 done.exception()  # looked at, also where nobody reads the stream to its end
             answers.put_nowait(None)
 
-        def moved() -> None:
-            while silence:
-                silence.pop().cancel()
-            silence.append(asyncio.get_running_loop().call_later(IDLE_S, look))
-
         def look() -> None:
-            if working or not answers.empty():
-                moved()
+            nonlocal looking
+            is_used = working or not answers.empty()
+            left_ms = IDLE_MS if is_used else moved_at_ms + IDLE_MS - clock.now_ms()
+            if left_ms > 0:
+                looking = call_later(left_ms / 1e3, look)
             else:
                 reading.cancel()
 
         reading = asyncio.ensure_future(read())
         reading.add_done_callback(over)
-        moved()
+        looking = call_later(IDLE_MS / 1e3, look)
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
-                moved()
+                moved_at_ms = clock.now_ms()
                 room.release()  # not before it is sent: who does not read is not read from
             if reading.cancelled():
-                silent = Cancelled(f"nothing was asked on this stream for {IDLE_S:g} s: open another one")
+                silent = Cancelled(
+                    f"nothing was asked on this stream for {IDLE_MS / 1e3:g} s: open another one"
+                )
                 await _abort(context, failure_of(silent), [])
             await reading
         finally:
-            silence.pop().cancel()
+            looking.cancel()
             for task in (reading, *working):
                 task.cancel()
 

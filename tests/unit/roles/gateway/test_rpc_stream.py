@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from fabric.client import Client
-from fabric.clock import MonotonicClock
+from fabric.clock import Clock, MonotonicClock
 from fabric.errors import InvalidInput, Overloaded
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import message_class
-from roles.gateway.rpc.service import IDLE_S, STREAM_MAX, Held, RpcService
+from roles.gateway.rpc.service import IDLE_MS, STREAM_MAX, Held, RpcService
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
@@ -37,8 +37,8 @@ class NoContext:
         return ()
 
 
-def service(budget: BodyBudget = BUDGET) -> RpcService:
-    own = Service(Client(["tcp://127.0.0.1:9"]), MonotonicClock())
+def service(budget: BodyBudget = BUDGET, clock: Clock | None = None) -> RpcService:
+    own = Service(Client(["tcp://127.0.0.1:9"]), clock or MonotonicClock())
     return RpcService(own, Repository({}, Path(), Path(), is_open=False), Tokens(None), budget)
 
 
@@ -164,6 +164,9 @@ def test_a_stream_over_the_budget_is_told_so_and_goes_on() -> None:
     asyncio.run(run())
 
 
+IDLE_S = IDLE_MS / 1e3
+
+
 class HastyLoop(asyncio.SelectorEventLoop):
     """In which time goes by at once where nothing else is to be done."""
 
@@ -180,6 +183,11 @@ class HastyLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._passed_s
+
+
+class LoopClock:
+    def now_ms(self) -> float:
+        return asyncio.get_running_loop().time() * 1e3
 
 
 class AbortedError(Exception):
@@ -214,7 +222,7 @@ def test_a_silent_stream_ends_once_it_is_silent_for_too_long(silent_s: float, be
     async def run() -> None:
         answered = 0
         with ends:
-            async for _ in service()._stream(asked(), Context()):
+            async for _ in service(clock=LoopClock())._stream(asked(), Context()):
                 answered += 1
         assert answered == before
         assert asyncio.get_running_loop().time() <= (0.9 * before + 1.01) * IDLE_S
@@ -232,7 +240,7 @@ def test_a_stream_that_waits_for_an_answer_is_not_silent(monkeypatch: pytest.Mon
         await asyncio.sleep(3.5 * IDLE_S)
 
     async def run() -> None:
-        own = service()
+        own = service(clock=LoopClock())
         monkeypatch.setattr(own, "_inferred", slow)
         answers = [answer.error_message async for answer in own._stream(asked(), Context())]
         assert answers == ["InvalidInput: at last"]
