@@ -455,7 +455,8 @@ class SchedulerCore:
         """Forget what was in flight there: frontends see in the directory that the slices are gone."""
         gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
         if not gone:
-            self._updates.note_change(now_ms)  # of a start that came to nothing
+            if records:
+                self._updates.note_change(now_ms)  # of a start that came to nothing
             return []
         actions = self._updates.publish()
         for record in gone:

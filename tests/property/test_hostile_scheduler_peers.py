@@ -111,8 +111,10 @@ class Run:
         if self._strangers is not None:
             for _ in range(self._chances.choice((0, 1, 3))):
                 peer = self._chances.choice(STRANGERS)
-                answers = self.core.handle(Heard(peer, self._strangers.message()), self.now_ms)
-                assert {send.peer for send in answers} <= {peer}, "only who asked hears something"
+                answers = list(self.core.handle(Heard(peer, self._strangers.message()), self.now_ms))
+                if self._chances.random() < 0.2:
+                    answers += self.core.handle(Lost(peer, "silent"), self.now_ms)
+                assert {send.peer for send in answers} <= {peer}, "only who asked, or was lost, hears something"
         for send in self.core.handle(event, self.now_ms):
             self.sent.append((self.now_ms, send))
             if isinstance(send.message, RunBatch):
