@@ -114,7 +114,9 @@ class Run:
                 answers = list(self.core.handle(Heard(peer, self._strangers.message()), self.now_ms))
                 if self._chances.random() < 0.2:
                     answers += self.core.handle(Lost(peer, "silent"), self.now_ms)
-                assert {send.peer for send in answers} <= {peer}, "only who asked, or was lost, hears something"
+                assert {send.peer for send in answers} <= {peer}, (
+                    "only who asked, or was lost, hears something"
+                )
         for send in self.core.handle(event, self.now_ms):
             self.sent.append((self.now_ms, send))
             if isinstance(send.message, RunBatch):
