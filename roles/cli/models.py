@@ -138,7 +138,7 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
 
     No request is refused for it. Repeat a move that was interrupted: it goes on where it was.
     """
-    answers: list[Changed] = []
+    answers: list[tuple[int, Changed]] = []
     section = what = ""
     is_removed = False
     for _ in range(STEPS_MAX):
@@ -165,7 +165,7 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
             is_removed = isinstance(step.request, ModelsRemove)
             answer = ask_change(schedulers[step.shard].addresses, step.request, keyring=keyring)
         section = answer.document or section
-        answers.append(answer)
+        answers.append((step.shard, answer))
         if answer.status != "ok" and not (is_removed and answer.status == "partial"):  # removed all the same
             what = f"{brief(name)} is not moved whole to shard {target}: ask for the move again when there is room"
             break
@@ -174,7 +174,7 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
     if not answers:
         click.echo(is_there, err=True)
     if answers or as_json:
-        show(combined(answers or [Changed(0, "ok")]), what=what, as_json=as_json)
+        show(combined(answers or [(target, Changed(0, "ok"))]), what=what, as_json=as_json)
 
 
 @models.command("set")

@@ -39,7 +39,7 @@ from roles.runtime.running_cluster import (
     processes_in,
     shards_of,
 )
-from roles.runtime.shard_reports import combined
+from roles.runtime.shard_reports import combined, did_its_part
 
 Change = Callable[[int], PlanChange]
 """What to ask one shard for, as of a request's number."""
@@ -128,15 +128,17 @@ def carry_out(
 
     `what`: the change as its result is told, such as `vgg16 removed`.
     """
+    answers: list[tuple[int, Changed]] = []
     with schedulers_of(cluster) as (schedulers, keyring):
-        answers = [
-            ask_change(
-                schedulers[known_shard(own, schedulers)].addresses,
-                replace(change(new_request_no()), dry_run=is_dry),
-                keyring=keyring,
-            )
-            for own, change in asked(schedulers).items()
-        ]
+        parts = {known_shard(own, schedulers): change for own, change in asked(schedulers).items()}
+        for own, change in parts.items():
+            request = replace(change(new_request_no()), dry_run=is_dry)
+            try:
+                answers.append((own, ask_change(schedulers[own].addresses, request, keyring=keyring)))
+            except FabricError:
+                if not is_dry and (done := did_its_part(answers)):
+                    click.echo(f"{done}; it is not known whether shard {own} did", err=True)
+                raise
     show(combined(answers), what=what, as_json=as_json, is_dry=is_dry)
 
 

@@ -128,7 +128,9 @@ class Repository:
         try:
             schedulers = active_schedulers(self._run_dir)
             own = [roomiest(schedulers)] if shards is None else shards(schedulers)
-            return combined([ask_change(schedulers[one].addresses, change, limit_ms=LIMIT_MS) for one in own])
+            return combined(
+                [(one, ask_change(schedulers[one].addresses, change, limit_ms=LIMIT_MS)) for one in own]
+            )
         except ConfigError as error:
             raise Refused(str(error)) from error
 

@@ -64,17 +64,28 @@ def merged(shards: Sequence[StatusListed]) -> StatusListed:
     )
 
 
-def combined(answers: Sequence[Changed]) -> Changed:
-    """What became of one change that several shards were asked for, each for its part."""
-    worst = max(answers, key=lambda one: STATUSES.index(one.status))
+def combined(answers: Sequence[tuple[int, Changed]]) -> Changed:
+    """What became of one change that several shards were asked for, each for its part: (shard, its answer)."""
+    shard, worst = max(answers, key=lambda one: STATUSES.index(one[1].status))
+    reason = worst.reason
+    if reason and len(answers) > 1:
+        done = did_its_part(answers)
+        reason = f"shard {shard}: {reason}{f'; {done}' if done else ''}"
     return replace(
         worst,
-        started=sum(one.started for one in answers),
-        ended=sum(one.ended for one in answers),
-        kept=sum(one.kept for one in answers),
-        changed=sum(one.changed for one in answers),
-        unplaced=tuple(unplaced for one in answers for unplaced in one.unplaced),
+        reason=reason,
+        started=sum(one.started for _, one in answers),
+        ended=sum(one.ended for _, one in answers),
+        kept=sum(one.kept for _, one in answers),
+        changed=sum(one.changed for _, one in answers),
+        unplaced=tuple(unplaced for _, one in answers for unplaced in one.unplaced),
     )
+
+
+def did_its_part(answers: Sequence[tuple[int, Changed]]) -> str:
+    """Which shards have changed, as a sentence; empty: none."""
+    done = dict.fromkeys(shard for shard, one in answers if one.status in ("ok", "partial"))
+    return f"shard {', '.join(map(str, done))} did its part" if done else ""
 
 
 def _models(shards: Sequence[StatusListed]) -> Iterable[ModelInfo]:

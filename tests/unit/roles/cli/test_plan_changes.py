@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
 import pytest
 
-from fabric.errors import ConfigError, FabricError
-from fabric.ids import ModelId
-from fabric.messages import Changed, UnplacedInfo
-from roles.cli.plan_changes import show
+from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.ids import ModelId, NodeId
+from fabric.messages import Changed, DrainAsked, StatusListed, UnplacedInfo
+from roles.cli import plan_changes
+from roles.cli.plan_changes import Cluster, carry_out, show
 from roles.cli.restart import RequestRefused, raise_refusal
+from roles.runtime.running_cluster import ActiveScheduler
 
 
 @pytest.mark.parametrize("is_dry", [False, True])
@@ -38,3 +44,34 @@ def test_a_refusal_that_passes_is_no_wrong_configuration(code: str) -> None:
     with pytest.raises(FabricError, match=f"^{code}: why$") as raised:
         raise_refusal(Changed(1, "refused", code, "why"))
     assert not isinstance(raised.value, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("is_dry", "told"), [(False, "shard 0 did its part; it is not known whether shard 1 did\n"), (True, "")]
+)
+def test_where_a_shard_goes_away_it_is_told_what_the_others_did(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_dry: bool, told: str
+) -> None:
+    active = [
+        ActiveScheduler((f"ipc://{shard}",), StatusListed("scheduler-0", 1, (), (), {})) for shard in range(2)
+    ]
+
+    @contextmanager
+    def both(cluster: Cluster) -> Iterator[tuple[Mapping[int, ActiveScheduler], None]]:
+        del cluster
+        yield dict(enumerate(active)), None
+
+    def asked(addresses: tuple[str, ...], request: DrainAsked, *, keyring: None) -> Changed:
+        del keyring
+        if addresses == active[1].addresses:
+            raise PeerLost("it went away")
+        return Changed(request.request_no, "ok")
+
+    monkeypatch.setattr(plan_changes, "schedulers_of", both)
+    monkeypatch.setattr(plan_changes, "ask_change", asked)
+    drained = {shard: partial(DrainAsked, node_id=NodeId("n"), gpu=None, is_back=False) for shard in range(2)}
+    with pytest.raises(PeerLost):
+        carry_out(
+            lambda _: drained, Cluster(None, None, None), what="n drained", as_json=False, is_dry=is_dry
+        )
+    assert capsys.readouterr().err == told

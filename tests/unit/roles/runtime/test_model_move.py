@@ -92,5 +92,14 @@ def test_all_shards_are_shown_as_one() -> None:
 
 
 def test_one_change_of_several_shards_is_as_good_as_its_worst_part() -> None:
-    whole = combined([Changed(1, "ok", started=2), Changed(2, "partial", ended=1), Changed(3, "ok", kept=4)])
+    parts = [Changed(1, "ok", started=2), Changed(2, "partial", ended=1), Changed(3, "ok", kept=4)]
+    whole = combined([*enumerate(parts)])
     assert (whole.status, whole.started, whole.ended, whole.kept) == ("partial", 2, 1, 4)
+
+
+def test_of_one_change_of_several_shards_it_is_said_which_did_their_part_and_which_did_not() -> None:
+    failed = Changed(2, "failed", reason="no memory")
+    assert combined([(0, failed)]).reason == "no memory"
+    assert combined([(0, failed), (1, failed)]).reason == "shard 0: no memory"
+    did = [(0, Changed(1, "ok")), (1, failed), (2, Changed(3, "partial"))]
+    assert combined(did).reason == "shard 1: no memory; shard 0, 2 did its part"
