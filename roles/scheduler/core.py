@@ -106,6 +106,7 @@ class SchedulerCore:
         self.offences: Offences = self._checks.offences
         """Of its peers."""
         self._guard = LatenessGuard(settings.guard_ms)
+        self._counters.guard_ms = settings.guard_ms
         discipline.set_guard_ms(settings.guard_ms)
         for model_id in self._replicas:
             discipline.add_model(self._estimates.model(model_id), 0.0)
@@ -397,11 +398,14 @@ class SchedulerCore:
             actions.extend(
                 self._slices_down([old], SliceState.LOST, "replaced by its next incarnation", now_ms)
             )
+        hosted_before = () if old is None else old.replicas
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
         self._updates.note_change(now_ms)
         actions.extend(self._takes_batches(record, now_ms))
+        lost = (replica.model_id for replica in hosted_before)
+        actions.extend(self._batches.give_up_unserved(lost, now_ms))
         self._slices_changed(now_ms)
         return actions
 
