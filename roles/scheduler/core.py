@@ -284,7 +284,7 @@ class SchedulerCore:
         self._fleet.frontend_left(peer, message)
         if self.controller is not None:
             self.controller.frontend_left(now_ms)
-            return self._actuator.take()
+            return self._actuator.take(now_ms)
         return _NOTHING
 
     def _on_tick(self, now_ms: float) -> Sequence[Send]:
@@ -311,7 +311,7 @@ class SchedulerCore:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
             self.controller.tick(now_ms)
-            actions.extend(self._actuator.take())
+            actions.extend(self._actuator.take(now_ms))
         return actions
 
     def _on_rehearsal_made(
@@ -330,7 +330,7 @@ class SchedulerCore:
         del late_ms
         assert self.controller is not None, "listed with it"
         self.controller.asked(peer, message, now_ms)
-        return self._actuator.take()
+        return self._actuator.take(now_ms)
 
     def _on_section_asked(
         self, peer: PeerId, message: SectionAsked, late_ms: float, now_ms: float
@@ -343,7 +343,7 @@ class SchedulerCore:
         del peer, late_ms
         assert self.controller is not None, "listed with it"
         self.controller.planned(message, now_ms)
-        return self._actuator.take()
+        return self._actuator.take(now_ms)
 
     def _slices_changed(self, now_ms: float) -> None:
         """A move may go on."""

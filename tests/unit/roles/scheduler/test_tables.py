@@ -46,7 +46,7 @@ def test_it_holds_no_more_after_many_restarts_than_after_few(
         for peer in on.frontends.values():
             on.withdraw(peer, A, 2, 1)
         on.core._actuator.remove_model(added, on.now_ms)
-        on.deliver(on.core._actuator.take())
+        on.deliver(on.core._actuator.take(on.now_ms))
         if count in (FEW, MANY):
             on.wait(150_000.0)  # longer than any history of loads, which is cut when somebody looks at it
             on.ask_status()
