@@ -121,7 +121,7 @@ class Batches:
         queued, decisions = self._take_queue(model_id, now_ms)
         queued += [run for _, run in self.unserved.served((model_id,))]
         actions = [*self.refuse(model_id, queued, code, reason), *self.carry_out(decisions, now_ms)]
-        self.recorder.forget_model(model_id)
+        self.recorder.keep_models(self._fleet.replicas.keys() - {model_id})
         return actions
 
     def arrive_unserved(self, model_id: ModelId, run: RequestRun, now_ms: float) -> list[Send]:
