@@ -32,7 +32,7 @@ class ModelInfo(Value, frozen=True):
     outputs: Listed[TensorInfo] = ()
     image: ImagePreprocess | None = None
     replicas: int = 0
-    """How many ready slices host it now."""
+    """How many ready slices get its batches now; those that drain do not."""
     is_idempotent: bool = True
     """A request may run again after a worker was lost that may have run it."""
     coming_in_ms: float | None = None

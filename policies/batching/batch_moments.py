@@ -22,8 +22,19 @@ from policies.batching.base import Delay
 Table = list[float]
 
 # A batch is sent this much before the moment after which it would be late, so that float rounding of moments
-# (an ulp is 1e-6 ms on a clock that shows 100 days) cannot turn "just in time" into "too late".
-EPSILON_MS = 1e-5
+# (an ulp is 1e-6 ms on a clock that shows 100 days) cannot turn "just in time" into "too late". On a clock that shows
+# years an ulp is more than that, and a moment plus this would be the same moment: so by one ulp at least.
+_EPSILON_MS = 1e-5
+
+
+def just_after(at_ms: float) -> float:
+    """The moment at which what may be done until `at_ms` cannot be done any more."""
+    return max(at_ms + _EPSILON_MS, math.nextafter(at_ms, math.inf))
+
+
+def just_before(at_ms: float) -> float:
+    """The moment at which what must be done by `at_ms` is certainly in time."""
+    return min(at_ms - _EPSILON_MS, math.nextafter(at_ms, -math.inf))
 
 
 def latest_at_ms(deadline_at_ms: float, batch_size: int, exec_table: Table) -> float:

@@ -25,6 +25,8 @@ from policies.batching.base import (
 )
 from policies.batching.rehearsing.question import Question, Rehearsed, Rehearses
 
+_GONE_MAX = 16  # models that were removed, beside as many as there are: where they were is remembered
+
 
 def components(hosted: Iterable[Collection[ModelId]]) -> list[frozenset[ModelId]]:
     """The models that slices connect, by the first slice that hosts any of them; `hosted`: those of each slice."""
@@ -79,7 +81,11 @@ class PerSubcluster:
         self._done(shard, ())
 
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
-        """See `Discipline`. Added again, it goes where it was: slices that host it may still be there."""
+        """See `Discipline`. Added again soon, it goes where it was: slices that host it may still be there."""
+        if len(self._shard_of) > 2 * len(self._models) + _GONE_MAX:
+            hosted = {model.model_id for slice_ in self._slices.values() for model in slice_.hosted}
+            there = self._models.keys() | hosted
+            self._shard_of = {one: shard for one, shard in self._shard_of.items() if one in there}
         self._models.pop(model_id, None)
         shard = self._shard_of.get(model_id, 0)
         return self._done(shard, self._inner[shard].remove_model(model_id, now_ms))

@@ -106,6 +106,7 @@ class SchedulerCore:
         self.offences: Offences = self._checks.offences
         """Of its peers."""
         self._guard = LatenessGuard(settings.guard_ms)
+        self._counters.guard_ms = settings.guard_ms
         discipline.set_guard_ms(settings.guard_ms)
         for model_id in self._replicas:
             discipline.add_model(self._estimates.model(model_id), 0.0)
@@ -283,7 +284,7 @@ class SchedulerCore:
         self._fleet.frontend_left(peer, message)
         if self.controller is not None:
             self.controller.frontend_left(now_ms)
-            return self._actuator.take()
+            return self._actuator.take(now_ms)
         return _NOTHING
 
     def _on_tick(self, now_ms: float) -> Sequence[Send]:
@@ -310,7 +311,7 @@ class SchedulerCore:
             actions.extend(self._batches.give_up_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
             self.controller.tick(now_ms)
-            actions.extend(self._actuator.take())
+            actions.extend(self._actuator.take(now_ms))
         return actions
 
     def _on_rehearsal_made(
@@ -329,7 +330,7 @@ class SchedulerCore:
         del late_ms
         assert self.controller is not None, "listed with it"
         self.controller.asked(peer, message, now_ms)
-        return self._actuator.take()
+        return self._actuator.take(now_ms)
 
     def _on_section_asked(
         self, peer: PeerId, message: SectionAsked, late_ms: float, now_ms: float
@@ -342,7 +343,7 @@ class SchedulerCore:
         del peer, late_ms
         assert self.controller is not None, "listed with it"
         self.controller.planned(message, now_ms)
-        return self._actuator.take()
+        return self._actuator.take(now_ms)
 
     def _slices_changed(self, now_ms: float) -> None:
         """A move may go on."""
@@ -397,11 +398,14 @@ class SchedulerCore:
             actions.extend(
                 self._slices_down([old], SliceState.LOST, "replaced by its next incarnation", now_ms)
             )
+        hosted_before = () if old is None else old.replicas
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]
         self._updates.note_change(now_ms)
         actions.extend(self._takes_batches(record, now_ms))
+        lost = (replica.model_id for replica in hosted_before)
+        actions.extend(self._batches.give_up_unserved(lost, now_ms))
         self._slices_changed(now_ms)
         return actions
 

@@ -142,6 +142,12 @@ class SliceRecord:
         """The models it hosts."""
         return self.hosting.replicas
 
+    @property
+    def served(self) -> list[ModelId]:
+        """The models of which it gets batches, one for each of its replicas."""
+        hosted = self.replicas if self.takes_batches else ()
+        return [one.model_id for one in hosted if one.model_id not in self.leaving]
+
     def exec_ms(self, model_id: ModelId, batch_size: int) -> float | None:
         """l(b) as its worker said last; None: it runs no such batch, or not any more."""
         table = self.hosting.exec_ms.get(model_id, ())
@@ -195,7 +201,7 @@ class Fleet:
         """Kept when the agent of a planned node is lost: its age says so."""
         self._slo_ms = slo_ms
         self.replicas = dict.fromkeys(slo_ms, 0)
-        """Ready slices that host each model."""
+        """Slices that get batches of each model."""
         self._hostings: WeakValueDictionary[tuple[ReplicaInfo, ...], Hosting] = WeakValueDictionary()
 
     def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
@@ -210,21 +216,19 @@ class Fleet:
 
     def respecify(self, record: SliceRecord, models: tuple[ModelSpec, ...]) -> None:
         """A slice should host these models from now on. Replicas of others are as good as gone."""
+        self._count(record, -1)
         record.spec = replace(record.spec, models=models)
         self._note_models(record)
         names = {model.model_id for model in models}
         record.leaving &= names
         record.left_out = tuple(out for out in record.left_out if out.model_id in names)
-        if not record.is_ready:
-            return
-        record.reason = _reason_of(record.left_out)
-        stay = tuple(one for one in record.replicas if one.model_id in names)
-        if stay != record.replicas:
-            step = 0 if record.is_leaving else 1
-            self._count(record, -step)
-            record.hosting = self._hosting(stay)
-            self._count(record, step)
-            self.version += 1
+        if record.is_ready:
+            record.reason = _reason_of(record.left_out)
+            stay = tuple(one for one in record.replicas if one.model_id in names)
+            if stay != record.replicas:
+                record.hosting = self._hosting(stay)
+                self.version += 1
+        self._count(record, +1)
 
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
@@ -253,8 +257,7 @@ class Fleet:
         if heads:
             self._heads[model_id] = heads
         if model_id not in self.replicas:
-            ready = [r for r in self.slices.values() if r.is_ready and not r.is_leaving]
-            self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
+            self.replicas[model_id] = sum(r.served.count(model_id) for r in self.slices.values())
         self.version += 1
 
     def put_term(self, model_id: ModelId, term: int) -> bool:
@@ -276,7 +279,7 @@ class Fleet:
         self.version += 1
 
     def is_served(self, model_id: ModelId) -> bool:
-        """Whether some ready slice hosts the model."""
+        """Whether some slice gets batches of the model."""
         return self.replicas[model_id] > 0
 
     def frontend_joined(self, peer: PeerId, hello: FrontendHello) -> PeerId | None:
@@ -350,8 +353,7 @@ class Fleet:
         record.incarnation, record.worker = message.incarnation, peer
         record.addresses = message.addresses
         record.hosting = self._hosting(replicas)
-        if not record.is_leaving:
-            self._count(record, +1)
+        self._count(record, +1)
         self.version += 1
         return record
 
@@ -381,6 +383,19 @@ class Fleet:
         """Its agent says that it is ready; its worker has not said so yet."""
         models = (model.model_id for model in record.spec.models)
         self.starts.there(record.spec.slice_id, models, self.now_ms)
+
+    def slice_drains(self, record: SliceRecord) -> None:
+        """It gets no more batches and will end."""
+        self._count(record, -1)
+        record.is_draining = True
+        self.version += 1
+
+    def models_leave(self, record: SliceRecord, models: frozenset[ModelId]) -> None:
+        """It gets no more batches of these."""
+        self._count(record, -1)
+        record.leaving |= models
+        self._count(record, +1)
+        self.version += 1
 
     def slice_leaves(self, record: SliceRecord, reason: str) -> None:
         """A ready slice will end when what it has is done."""
@@ -547,14 +562,14 @@ class Fleet:
         self.absences.begin(record.spec.slice_id, models, reason, self.now_ms)
 
     def _serves_no_more(self, record: SliceRecord) -> None:
-        if record.is_ready and not record.is_leaving:
-            self._count(record, -1)
+        self._count(record, -1)
         record.is_leaving = False
 
     def _count(self, record: SliceRecord, step: int) -> None:
-        for replica in record.replicas:
-            if replica.model_id in self.replicas:
-                self.replicas[replica.model_id] += step
+        """Around whatever changes what it serves: off before, on again behind it."""
+        for model_id in record.served:
+            if model_id in self.replicas:
+                self.replicas[model_id] += step
 
 
 def _reason_of(left_out: Iterable[LeftOut]) -> str:

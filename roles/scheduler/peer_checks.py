@@ -46,6 +46,7 @@ from fabric.messages import (
     ReplicaInfo,
     SliceChanged,
     SliceReady,
+    SliceSpec,
     StatusAsked,
     Telemetry,
     Withdraw,
@@ -72,6 +73,7 @@ FRONTENDS_MAX: Final = 1_024
 UNLISTED: Final = "unlisted"
 UNLISTED_EVERY_MS: Final = 1_000.0
 UNLISTED_MAX: Final = 64  # frontends that are told in such a time: a directory may be megabytes
+_ROUNDING: Final = 1.001  # of run times that were added up
 
 
 class SchedulerPeerChecks(PeerChecks):
@@ -211,12 +213,26 @@ def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> N
             if len(times_ms) != size:
                 what = f"{len(times_ms)} run times of model {replica.model_id} for batches up to {size}"
                 raise RemoteProtocolError(what, OUT_OF_RANGE)
+        if replica.interval_ms and not _is_slowest_stage(replica, record.spec):
+            what = (
+                f"{slice_id} starts batches of model {replica.model_id} one behind another, at intervals that are not"
+                f" its slowest stage's of {record.spec.stages}"
+            )
+            raise RemoteProtocolError(what, OUT_OF_RANGE)
         # A model that it is to let go it may still have; the core does not look at those.
         if size > planned.get(replica.model_id, size):
             what = (
                 f"{slice_id} hosts model {replica.model_id} with batches up to {size}, which is not the plan"
             )
             raise RemoteProtocolError(what, OTHER_PLAN)
+
+
+def _is_slowest_stage(replica: ReplicaInfo, spec: SliceSpec) -> bool:
+    """A run takes as long as its stages together: no less than the slowest of them, and no more than as many such."""
+    times_ms = zip(replica.exec_ms, replica.interval_ms, strict=True)
+    return spec.is_pipeline and all(
+        slowest_ms <= run_ms <= spec.stages * slowest_ms * _ROUNDING for run_ms, slowest_ms in times_ms
+    )
 
 
 def _change(peer: PeerId, change: PlanRequest) -> None:

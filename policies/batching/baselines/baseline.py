@@ -21,7 +21,7 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_moments import EPSILON_MS, exec_at_ms, exec_table
+from policies.batching.batch_moments import exec_at_ms, exec_table, just_after
 from policies.batching.run_queue import RunQueue
 from policies.batching.timers import Timed
 
@@ -230,7 +230,7 @@ class Baseline(Timed[Timer], ABC):
     def _push(self, line: Line, run: RequestRun) -> None:
         """Queue a run and watch over its deadline."""
         if line.queue.push(run) == 0:
-            at_ms = run.deadline_at_ms - line.model.alone_ms(line.home) + EPSILON_MS
+            at_ms = just_after(run.deadline_at_ms - line.model.alone_ms(line.home))
             if at_ms < line.expiry.armed_at_ms:
                 self._arm(line.expiry, at_ms)
 
@@ -241,7 +241,7 @@ class Baseline(Timed[Timer], ABC):
         if dropped := queue.drop_before(now_ms + alone_ms):
             out.append(Drop(line.model.model_id, dropped, is_expired=True))
         if queue.runs:
-            self._arm(line.expiry, max(now_ms, queue.runs[0].deadline_at_ms - alone_ms) + EPSILON_MS)
+            self._arm(line.expiry, just_after(max(now_ms, queue.runs[0].deadline_at_ms - alone_ms)))
 
     def _send(
         self,

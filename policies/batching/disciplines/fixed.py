@@ -16,7 +16,7 @@ from fabric.policy_options import Number
 from policies.batching.base import NEVER_MS, BatchDecision, RequestRun
 from policies.batching.baselines.baseline import Baseline
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_moments import EPSILON_MS
+from policies.batching.batch_moments import just_after
 from policies.batching.drop import fallback_target
 from policies.registry import Registered
 
@@ -123,7 +123,9 @@ class Fixed(Baseline):
                 continue
             lead_ms = line.model.lead_ms(size)
             if slice_.free_at_ms > now_ms + lead_ms:
-                self._arm(slice_.free, slice_.free_at_ms - lead_ms + (EPSILON_MS if lead_ms else 0.0))
+                self._arm(
+                    slice_.free, just_after(slice_.free_at_ms - lead_ms) if lead_ms else slice_.free_at_ms
+                )
                 return
             self._expire(line, now_ms, out)
             if line.queue.count:

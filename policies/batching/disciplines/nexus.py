@@ -17,7 +17,7 @@ from policies.batching.base import NEVER_MS, BatchDecision, Drop, RequestRun
 from policies.batching.baselines.baseline import Baseline
 from policies.batching.baselines.squishy import Bin, ModelLoad, saturated_size, spread
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
-from policies.batching.batch_moments import EPSILON_MS, Table, cost_table, lead_table
+from policies.batching.batch_moments import Table, cost_table, just_after, lead_table
 from policies.batching.drop import suffix_size
 from policies.rates import RateMeter
 from policies.registry import Registered
@@ -99,7 +99,8 @@ class Nexus(Baseline):
             lead_ms = line.model.lead_ms(1)
             if slice_.free_at_ms > now_ms + lead_ms:
                 if slice_.free_at_ms < NEVER_MS:
-                    self._arm(slice_.free, slice_.free_at_ms - lead_ms + (EPSILON_MS if lead_ms else 0.0))
+                    at_ms = slice_.free_at_ms
+                    self._arm(slice_.free, just_after(at_ms - lead_ms) if lead_ms else at_ms)
                 return
             self._drop_early(turn, now_ms, out)
             size = slice_.fit(line, now_ms, count_max=turn.batch_size) if line.queue.count else 0

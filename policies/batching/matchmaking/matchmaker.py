@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchDecision, Dispatch, Drop, RequestRun
-from policies.batching.batch_moments import EPSILON_MS, exec_at_ms, latest_at_ms
+from policies.batching.batch_moments import exec_at_ms, just_after, latest_at_ms
 from policies.batching.drop import suffix_size
 from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
@@ -116,7 +116,7 @@ class Matchmaker(Timed[Target]):
                     return False
             if not size:
                 # Where nothing is left because no inputs are ready, the first one goes alone.
-                limit_at_ms = max(limit_at_ms, candidate.deadline_at_ms + EPSILON_MS)
+                limit_at_ms = max(limit_at_ms, just_after(candidate.deadline_at_ms))
                 if candidate is not state.candidates[0]:
                     if candidate.is_waiting:
                         self._leave(candidate, now_ms)
@@ -154,7 +154,7 @@ class Matchmaker(Timed[Target]):
             if slack_ms < cost[floor]:
                 limit_at_ms = now_ms + cost[floor]
                 if limit_at_ms <= candidate.deadline_at_ms:  # by rounding
-                    limit_at_ms = candidate.deadline_at_ms + EPSILON_MS
+                    limit_at_ms = just_after(candidate.deadline_at_ms)
                 return 0, limit_at_ms
         return bisect_right(cost, slack_ms) - 1, now_ms
 
@@ -228,7 +228,7 @@ class Matchmaker(Timed[Target]):
             pool.lead_max_ms = max(pool.lead_max_ms, lead_ms)
             self._arm_pool(pool, lead_ms, now_ms)
         if candidate is state.candidates[0]:
-            at_ms = candidate.deadline_at_ms - state.alone_ms + EPSILON_MS
+            at_ms = just_after(candidate.deadline_at_ms - state.alone_ms)
             if self._is_window_drop and not candidate.target_planned:
                 # With each sample of the model's rate another size may be worth protecting.
                 if now_ms >= state.rate.due_at_ms:
@@ -443,6 +443,6 @@ class Matchmaker(Timed[Target]):
     def _arm_pool(self, pool: Pool[Candidate], lead_ms: float, now_ms: float) -> None:
         at_ms = pool.next_free_at_ms()
         if lead_ms:
-            at_ms = max(now_ms, at_ms - lead_ms) + EPSILON_MS
+            at_ms = just_after(max(now_ms, at_ms - lead_ms))
         if at_ms < pool.armed_at_ms:
             self._arm(pool, at_ms)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.batching.base import NEVER_MS, BatchModel
-from policies.batching.batch_moments import EPSILON_MS, cost_table, lead_table
+from policies.batching.batch_moments import cost_table, just_before, lead_table
 from policies.batching.drop import fallback_target, target_size
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule
@@ -194,7 +194,7 @@ class Candidate:
             if self.model.plan is not None:
                 # More time than the model's SLO is no reason to hold a request longer than the others.
                 hold_deadline_at_ms = min(hold_deadline_at_ms, run.arrived_at_ms + self.model.model.slo_ms)
-            self.hold_deadline_at_ms = hold_deadline_at_ms - guard_ms - EPSILON_MS
+            self.hold_deadline_at_ms = just_before(hold_deadline_at_ms - guard_ms)
             self.timeout_at_ms = run.arrived_at_ms + self.timeout_ms
         else:
             self.deadline_at_ms = self.hold_deadline_at_ms = self.timeout_at_ms = NEVER_MS

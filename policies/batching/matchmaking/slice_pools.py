@@ -109,6 +109,8 @@ class SlicePools:
             by_class[class_].remove(pool)
             if self._classes[class_.model_id].release(class_):
                 del by_class[class_]
+            if not by_class:  # it is hosted nowhere, and may never come again
+                del self._by_model[class_.model_id], self._classes[class_.model_id]
         return {class_.model_id for class_ in pool.classes}
 
 

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 
 from fabric.errors import nothing_ready
 from fabric.ids import BatchId, FrontendId, ModelId, PeerId
+from fabric.limits import DURATION_MAX_MS
 from fabric.messages import Done, Dropped, Grant, Part, PreemptBatch, Returned, RunBatch, SeqRun, split_runs
 from policies.batching.base import NEVER_MS, BatchDecision, Discipline, Dispatch, Drop, RequestRun
 from roles.runtime.core import Send
@@ -120,7 +121,7 @@ class Batches:
         queued, decisions = self._take_queue(model_id, now_ms)
         queued += [run for _, run in self.unserved.served((model_id,))]
         actions = [*self.refuse(model_id, queued, code, reason), *self.carry_out(decisions, now_ms)]
-        self.recorder.forget_model(model_id)
+        self.recorder.keep_models(self._fleet.replicas.keys() - {model_id})
         return actions
 
     def arrive_unserved(self, model_id: ModelId, run: RequestRun, now_ms: float) -> list[Send]:
@@ -203,7 +204,7 @@ class Batches:
         assert worker is not None, "the discipline knows ready slices only"
         batch_id = self._next_batch
         batch_size = dispatch.batch_size
-        start_in_ms = max(dispatch.start_at_ms - now_ms, 0.0)
+        start_in_ms = min(max(dispatch.start_at_ms - now_ms, 0.0), DURATION_MAX_MS)
         parts: list[Part] = []
         grants: list[Send] = []
         for peer, runs in by_frontend(dispatch.runs).items():
@@ -246,12 +247,14 @@ class Batches:
         counters.requests_granted += batch_size
         self.tallies[model_id].granted += batch_size
         self.recorder.dispatched(dispatch)
-        latest_in_ms = dispatch.latest_at_ms - now_ms
+        latest_in_ms = min(dispatch.latest_at_ms - now_ms, DURATION_MAX_MS)
         if latest_in_ms < start_in_ms:
             latest_in_ms = start_in_ms
         last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
         lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
-        expires_in_ms = lost_at_ms - exec_ms - now_ms
+        expires_in_ms = min(
+            lost_at_ms - exec_ms - now_ms, DURATION_MAX_MS
+        )  # a budget and a slack may be so long each
         if expires_in_ms < latest_in_ms:
             expires_in_ms = latest_in_ms
         if self._updates.is_behind:

@@ -114,12 +114,15 @@ class BatchRecorder:
         batches = tuple(_entry(one, now_ms) for one in islice(fitting, RECORDS_MAX))
         return BatchesRemembered(batches, after=asked.after)
 
-    def forget_model(self, model_id: ModelId) -> None:
-        """It is served no more."""
-        self.sizes.pop(model_id, None)
+    def keep_models(self, model_ids: set[ModelId]) -> None:
+        """Others are served no more; of one that goes now, batches may still end."""
+        for gone in self.sizes.keys() - model_ids:
+            del self.sizes[gone]
         for counted in (self.reasons, self.drops):
-            for key in [key for key in counted if key[0] == model_id]:
+            for key in [key for key in counted if key[0] not in model_ids]:
                 del counted[key]
+        for busy in [busy for busy in self.busy_ms if busy[1] not in model_ids]:
+            del self.busy_ms[busy]
 
     def keep_slices(self, slice_ids: set[SliceId]) -> None:
         """Others are gone: their figures have been shown often enough."""

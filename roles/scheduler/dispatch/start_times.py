@@ -4,6 +4,8 @@ A slice's own last start says best what its next one takes; of a slice that has 
 models say it, the slowest of them. Who needs more than twice that may need as long again as it has taken by now: requests wait
 for it by that, the longer it takes the fewer.
 
+A slice in whose place another one has to end first starts when that has ended, and is expected from the moment at which that gets no more batches.
+
 A slice whose agent says that it is ready has not to start: its worker has only to say so too. That is a matter of one message,
 which a busy host may delay; it is expected at once, for `THERE_MS`.
 """
@@ -28,6 +30,8 @@ class _Start:
     models: tuple[ModelId, ...]
     began_at_ms: float | None
     """None: when that was nobody said."""
+    has_begun: bool = True
+    """False: it will then, or as soon as what is in its place has ended."""
     there_since_ms: float | None = None
     """Since when its agent says that it is ready."""
 
@@ -43,6 +47,10 @@ class StartTimes:
     def begin(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
         """It starts, now."""
         self._under_way[slice_id] = _Start(tuple(models), now_ms)
+
+    def expect(self, slice_id: SliceId, models: Iterable[ModelId], begins_at_ms: float) -> None:
+        """It will start, then at the earliest."""
+        self._under_way.setdefault(slice_id, _Start(tuple(models), begins_at_ms, has_begun=False))
 
     def there(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
         """Its agent says that it is ready, for the first time if it does so again."""
@@ -106,10 +114,11 @@ class StartTimes:
             takes_ms = max((one for one in known if one is not None), default=None)
         if takes_ms is None:
             return NEVER_MS, False
-        taken_ms = now_ms - start.began_at_ms
+        began_at_ms = start.began_at_ms if start.has_begun else max(now_ms, start.began_at_ms)
+        taken_ms = now_ms - began_at_ms
         if taken_ms > _longest_ms(takes_ms):
             return now_ms + taken_ms, True
-        return max(now_ms, start.began_at_ms + takes_ms), False
+        return max(now_ms, began_at_ms + takes_ms), False
 
 
 def _longest_ms(takes_ms: float) -> float:

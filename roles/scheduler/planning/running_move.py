@@ -87,7 +87,7 @@ class RunningMove:
         self._changed: dict[SliceId, _Changed] = {}
         self._draining: dict[SliceId, _Draining] = {}
         self._stopped: list[NewSlice] = []
-        """Slices that ended before what comes in their place was there; for a roll-back."""
+        """Slices that ended before what comes in their place was there; for a roll-back, then under their next names."""
         self._began_at_ms: float | None = None
 
     @property
@@ -113,14 +113,19 @@ class RunningMove:
             self.stage = MoveState.DONE
         if self.stage is MoveState.ROLLING_BACK and not self._draining:
             for old in self._stopped:
-                renamed = self._rename(old)
-                actuator.start(renamed, self._order_of(renamed.node_id, renamed.spec))
+                actuator.start(old, self._order_of(old.node_id, old.spec))
             self.stage = MoveState.FAILED
 
     def give_up(self, reason: str, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         """Undo it: what was started ends, what runs stays."""
         self.reason = reason
         self.stage = MoveState.ROLLING_BACK
+        for start in self.starts:
+            if start.spec.slice_id not in self._begun:
+                fleet.starts.cancel(start.spec.slice_id)
+        self._stopped = [self._rename(old) for old in self._stopped]
+        for old in self._stopped:
+            _expect(old, fleet, now_ms)
         for slice_id in self._begun:
             record = fleet.slices.get(slice_id)
             if record is not None:
@@ -150,6 +155,9 @@ class RunningMove:
             _hosts(fleet, slice_id, changed.added) for slice_id, changed in self._changed.items()
         )
         if firsts <= ready and are_changed:
+            for start in self.starts:
+                if start.spec.slice_id not in self._begun:
+                    _expect(start, fleet, now_ms)
             for slice_id in {one for start in self.starts for one in start.after}:
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:
@@ -247,6 +255,12 @@ class RunningMove:
                 else:
                     actuator.narrow(record, draining.models, self._order_of, now_ms)
                 del self._draining[slice_id]
+
+
+def _expect(start: NewSlice, fleet: Fleet, now_ms: float) -> None:
+    """It starts as soon as what is in its place has ended."""
+    models = (model.model_id for model in start.spec.models)
+    fleet.starts.expect(start.spec.slice_id, models, now_ms + LINGER_MS)
 
 
 def _is_ready(fleet: Fleet, slice_id: SliceId) -> bool:

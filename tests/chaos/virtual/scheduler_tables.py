@@ -144,9 +144,8 @@ class SchedulerTables:
         fleet = core._fleet
         serving: Counter[str] = Counter()
         for record in fleet.slices.values():
-            serving.update(
-                one.model_id for one in record.replicas if record.is_ready and not record.is_leaving
-            )
+            if record.is_ready and not record.is_leaving and not record.is_draining:
+                serving.update({one.model_id for one in record.replicas} - record.leaving)
             if record.flights and not record.is_ready:
                 yield f"{record.spec.slice_id} has batches in flight, and is {record.state}"
         for model_id, replicas in fleet.replicas.items():

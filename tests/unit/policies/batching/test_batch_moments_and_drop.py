@@ -13,6 +13,8 @@ from policies.batching.batch_moments import (
     cost_table,
     exec_at_ms,
     exec_table,
+    just_after,
+    just_before,
     latest_at_ms,
     lead_table,
 )
@@ -35,6 +37,11 @@ def test_exec_is_the_last_of_its_three_reasons() -> None:
     assert exec_at_ms(10.0, 0.5, 0.0, 0.0) == 10.5
     assert exec_at_ms(10.0, 0.5, 11.0, 0.0) == 11.0
     assert exec_at_ms(10.0, 0.5, 11.0, 12.0) == 12.0
+
+
+@pytest.mark.parametrize("at_ms", [0.0, 1e3, 1e10, 2e11, 5e12, 1e18])
+def test_just_after_and_just_before_are_other_moments_whatever_the_clock_shows(at_ms: float) -> None:
+    assert just_before(at_ms) < at_ms < just_after(at_ms)
 
 
 def test_cost_is_delay_plus_run_time_and_an_empty_batch_always_fits() -> None:

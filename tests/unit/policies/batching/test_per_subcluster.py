@@ -172,3 +172,28 @@ def test_independent_dispatchers_decide_as_one_for_all_would(name: str, seed: in
         assert divided.wake_at_ms == whole.wake_at_ms
     assert len(out[0]) > 100
     assert sorted(map(repr, out[0])) == sorted(map(repr, out[1]))
+
+
+def test_of_models_that_come_and_go_only_the_last_few_are_remembered() -> None:
+    discipline = two_shards()
+    held = []
+    for number in range(300):
+        new = ModelId(f"new-{number}")
+        with_models(discipline, new)
+        discipline.add_slice(batch_slice(1, C, new), 0.0)
+        discipline.remove_model(new, 0.0)
+        discipline.add_slice(batch_slice(1, C), 0.0)
+        held.append(len(discipline._shard_of))
+    assert max(held) < 30
+
+
+def test_a_model_that_is_added_again_soon_goes_where_it_was() -> None:
+    discipline = two_shards()
+    discipline.remove_model(C, 0.0)
+    discipline.remove_slices((SliceId("a/gpu1/0"),), 0.0)
+    with_models(discipline, C)
+    discipline.add_slice(batch_slice(1, C), 0.0)
+    discipline.arrive(A, run(0, 2, 0.0), 0.0)
+    assert [one.queued(A) for one in discipline._inner] == [2, 0]
+    discipline.arrive(C, run(0, 3, 0.0), 0.0)
+    assert [one.queued(C) for one in discipline._inner] == [0, 3], "its slice did not make two shards one"

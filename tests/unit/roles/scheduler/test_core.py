@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.limits import DURATION_MAX_MS, check
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -371,3 +372,24 @@ def test_status_says_what_is_believed() -> None:
     (status,) = of_type(hear(core, PeerId("operator/1"), StatusAsked(), 101.0), StatusListed)
     assert [(report.state, report.batches, report.requests) for report in status.slices] == [("ready", 1, 8)]
     assert status.counters["requests_announced"] == 8
+
+
+def test_the_guard_of_the_status_is_the_one_in_use() -> None:
+    started = msgspec.structs.replace(settings(), guard_ms=0.75)
+    core = SchedulerCore(started, make_discipline("deferred", {}))
+    (status,) = of_type(hear(core, PeerId("operator/1"), StatusAsked(), 1.0), StatusListed)
+    assert status.counters["guard_ms"] == 0.75
+
+
+@pytest.mark.parametrize("now_ms", [100.0, 2e11])
+def test_a_batch_can_be_sent_however_long_its_requests_may_wait(now_ms: float) -> None:
+    core = SchedulerCore(settings(), make_discipline("eager", {}))
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), now_ms)
+    hear(core, WORKER, ready(), now_ms)
+    longest = Arrivals(MODEL, 0, 1, DURATION_MAX_MS, slack_ms=DURATION_MAX_MS)
+    check(longest)
+    sends = hear(core, FRONTEND, longest, now_ms)
+    (batch,) = of_type(sends, RunBatch)
+    assert batch.expires_in_ms == DURATION_MAX_MS
+    for send in sends:
+        check(send.message)

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
+from fabric.limits import DURATION_MAX_MS, SMALLEST_MS
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -16,6 +17,7 @@ from fabric.messages import (
     FrontendHello,
     GpuSample,
     Host,
+    ModelSpec,
     ModelsRemove,
     NodeHello,
     Part,
@@ -24,14 +26,18 @@ from fabric.messages import (
     RunBatch,
     SeqRun,
     SliceChanged,
+    SliceReady,
+    SliceSpec,
     SliceStatus,
     StatusAsked,
     StatusListed,
     Telemetry,
 )
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Lost
 from roles.runtime.peer_checks import OFFENCES_MAX
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.settings import SchedulerSettings
 from tests.unit.roles.scheduler.test_core import (
     AGENT,
     EXEC_MS,
@@ -44,6 +50,7 @@ from tests.unit.roles.scheduler.test_core import (
     hear,
     of_type,
     ready,
+    run_until,
     serving_core,
     slice_id,
 )
@@ -140,6 +147,43 @@ def test_a_worker_of_another_node_has_no_slice_here() -> None:
 )
 def test_a_slice_hosts_what_was_planned(replicas: tuple[ReplicaInfo, ...], reason: str) -> None:
     refused(serving_core(), WORKER, replace(ready(), replicas=replicas), reason)
+
+
+def interval(*of_each: float) -> SliceReady:
+    return replace(
+        ready(), replicas=(ReplicaInfo(MODEL, len(of_each), EXEC_MS[: len(of_each)], interval_ms=of_each),)
+    )
+
+
+def pipeline_core() -> SchedulerCore:
+    """With the default discipline; its one slice has two stages."""
+    model = ModelSpec(MODEL, 20.0, 8, None, EXEC_MS)
+    spec = SliceSpec(slice_id(), 0, "emulated", None, (model,), following=(1,))
+    core = SchedulerCore(SchedulerSettings((model,), ((NODE, spec),)), make_discipline("tenuto", {}))
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
+    return core
+
+
+def test_only_a_pipeline_starts_a_batch_before_the_last_one_has_ended() -> None:
+    refused(serving_core(), WORKER, interval(4.0), "out_of_range")
+
+
+@pytest.mark.parametrize(
+    "of_each",
+    [(SMALLEST_MS,), (2.9,), (6.1,), (DURATION_MAX_MS,), (4.0, SMALLEST_MS), (4.0, DURATION_MAX_MS)],
+)
+def test_a_pipeline_starts_batches_as_often_as_its_slowest_stage_can_run_them(
+    of_each: tuple[float, ...],
+) -> None:
+    core = pipeline_core()
+    refused(core, WORKER, interval(*of_each), "out_of_range")
+    assert hear(core, WORKER, interval(3.0, 7.0), 110.0) == []
+    for number in range(40):
+        at_ms = 200.0 + 20.0 * number
+        sends = [*hear(core, FRONTEND, Arrivals(MODEL, number, 1, 20.0), at_ms)]
+        (batch,) = of_type(sends + [send for _, send in run_until(core, at_ms + 12.0)], RunBatch)
+        done = Done(batch.batch_id, slice_id(), MODEL, "ok", 1, (), 0.1, 0.0, 6.0)
+        hear(core, WORKER, done, at_ms + 19.0)
 
 
 def test_a_frontends_name_is_short_enough_for_a_batch_of_many_frontends() -> None:

@@ -7,15 +7,41 @@ from typing import Any
 
 import pytest
 
-from fabric.ids import ModelId
+from fabric.ids import ModelId, SliceId
+from fabric.messages import ChangedSlice
 from policies.batching.registry import DISCIPLINES
 from roles.config.cluster import PolicyChoice
 from roles.scheduler.dispatch import recorder
-from tests.scheduler_stage import NODES, Cluster, objects_within
+from tests.scheduler_stage import NODES, SHAPES, Cluster, objects_within
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 OPTIONS: dict[str, dict[str, Any]] = {"timeout": {"timeout_ms": 4}, "fixed": {"max_wait_ms": 5}}
 FEW, MANY = 102, 612  # alike in all that a round depends on
+
+
+def host(on: Cluster, model_id: ModelId, slice_id: SliceId) -> None:
+    """Add a model to what is served, and to what that slice hosts."""
+    on.shapes[model_id], on._slo_ms[model_id] = "line", 50.0
+    actuator, record = on.core._actuator, on.core._fleet.slices[slice_id]
+    actuator.put_model(model_id, 50.0, 1, on.now_ms)
+    change = ChangedSlice(slice_id, (*record.spec.models, on._model(model_id)), ())
+    actuator.widen(record, change, lambda *_: record.order, on.now_ms)
+    on.deliver(actuator.take(on.now_ms))
+    on.workers[slice_id].tables[model_id] = SHAPES["line"]
+    on._announce(slice_id)
+
+
+def let_go(on: Cluster, model_id: ModelId, slice_id: SliceId) -> None:
+    """Serve it no more, while its batches run."""
+    actuator, record = on.core._actuator, on.core._fleet.slices[slice_id]
+    actuator.remove_model(model_id, on.now_ms)
+    actuator.leave(record, frozenset({model_id}), on.now_ms)
+    on.deliver(actuator.take(on.now_ms))
+    on.wait(20.0)
+    actuator.narrow(record, frozenset({model_id}), lambda *_: record.order, on.now_ms)
+    on.deliver(actuator.take(on.now_ms))
+    del on.workers[slice_id].tables[model_id]
+    on._announce(slice_id)
 
 
 @pytest.mark.parametrize("name", DISCIPLINES)
@@ -38,15 +64,14 @@ def test_it_holds_no_more_after_many_restarts_than_after_few(
         on.slice_shrinks(slice_id, 0.5)
         on.stranger_comes_and_goes()
         added = ModelId(f"added-{count}")
-        on.core._actuator.put_model(added, 50.0, 1, on.now_ms)
+        host(on, added, slice_id)
         for peer in on.frontends.values():
             for model_id in (A, B, added):
                 on.arrive(peer, model_id, 1 + count % 6, 60.0, 0.0, 0.0)
         on.wait(3.0)
         for peer in on.frontends.values():
             on.withdraw(peer, A, 2, 1)
-        on.core._actuator.remove_model(added, on.now_ms)
-        on.deliver(on.core._actuator.take())
+        let_go(on, added, slice_id)
         if count in (FEW, MANY):
             on.wait(150_000.0)  # longer than any history of loads, which is cut when somebody looks at it
             on.ask_status()

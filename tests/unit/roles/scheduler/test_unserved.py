@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import nothing_ready
-from fabric.ids import FrontendId, Incarnation, PeerId
+from fabric.ids import FrontendId, Incarnation, ModelId, PeerId
 from fabric.messages import (
     Arrivals,
     Directory,
     Dropped,
     FrontendHello,
     Grant,
+    LeftOut,
     ModelSpec,
     NodeHello,
     ReplicaInfo,
@@ -48,6 +50,7 @@ from tests.unit.roles.scheduler.test_core import (
 )
 
 DISCIPLINES = ("tenuto", "deferred", "eager", "fixed", "nexus", "clockwork", "shepherd", "timeout")
+OTHER_MODEL = ModelId("bert")
 SECOND = Incarnation("2")
 START_MS = 400.0
 DAY_MS = 86_400_000.0
@@ -351,3 +354,25 @@ def test_they_do_not_wait_for_ever_however_often_the_agent_says_so() -> None:
     (refused,) = dropped([send for _, send in run_until(core, 10.0 + THERE_MS + 2 * LOOK_EVERY_MS)])
     assert refused.code == "NoReplica"
     assert core.wake_at_ms is None, "nothing is left to look after"
+
+
+@pytest.mark.parametrize("batching", DISCIPLINES)
+def test_what_waits_for_a_model_that_its_slice_has_let_go_is_refused_at_once(batching: str) -> None:
+    """Its worker says so itself: it could not load the model again."""
+    models = tuple(ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS) for model_id in (MODEL, OTHER_MODEL))
+    spec = SliceSpec(slice_id(0), 0, "emulated", None, models)
+    discipline = make_discipline(batching, OPTIONS.get(batching, {}))
+    core = SchedulerCore(SchedulerSettings(models, ((NODE, spec),)), discipline)
+    hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
+    both = SliceReady(slice_id(0), FIRST, NODE, 0, (), (*REPLICAS, ReplicaInfo(OTHER_MODEL, 8, EXEC_MS)))
+    hear(core, WORKER, both, 10.0)
+    for seq in range(6):  # more than it may have at a time
+        hear(core, FRONTEND, Arrivals(OTHER_MODEL, seq * 8, 8, 10_000.0), 20.0)
+    run_until(core, 21.0)
+    queued = core._discipline.queued(OTHER_MODEL)
+    left_out = (LeftOut(slice_id(0), OTHER_MODEL, "no memory"),)
+    sends = hear(core, WORKER, replace(both, replicas=REPLICAS, left_out=left_out), 22.0)
+    refused = [(one.code, run.count) for one in dropped(sends) for run in one.runs]
+    assert {code for code, _ in refused} == {"NoReplica"}
+    assert sum(count for _, count in refused) == queued > 0
+    assert core._discipline.queued(OTHER_MODEL) == 0
