@@ -255,6 +255,9 @@ class Fleet:
         if model_id not in self.replicas:
             ready = [r for r in self.slices.values() if r.is_ready and not r.is_leaving]
             self.replicas[model_id] = sum(one.model_id == model_id for r in ready for one in r.replicas)
+            hosted = (one for r in self.slices.values() for one in r.spec.models if one.model_id == model_id)
+            if not all(one.is_idempotent for one in hosted):
+                self._runs_once.add(model_id)
         self.version += 1
 
     def put_term(self, model_id: ModelId, term: int) -> bool:
