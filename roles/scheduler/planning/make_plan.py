@@ -92,14 +92,13 @@ def replica_hints(
 
 
 def _digests(sections: Iterable[Mapping[str, Any]]) -> dict[ModelId, int]:
-    """Of all that a slice is told of each model. Never 0."""
-    hosted = {
-        ModelId(section["name"]): {key: section[key] for key in section if key not in _NOT_HOSTED}
-        for section in sections
-    }
-    return {
-        model_id: crc32(json.dumps(said, sort_keys=True).encode()) or 1 for model_id, said in hosted.items()
-    }
+    """Of all that a slice is told of each model, the same of a file and of its JSON, in which every key is a text. Never 0."""
+    digests = {}
+    for section in sections:
+        hosted = {key: value for key, value in section.items() if key not in _NOT_HOSTED}
+        said = json.loads(json.dumps(hosted, default=str))
+        digests[ModelId(section["name"])] = crc32(json.dumps(said, sort_keys=True).encode()) or 1
+    return digests
 
 
 def in_gpu_order(slices: Iterable[PlannedSlice]) -> list[PlannedSlice]:

@@ -175,6 +175,16 @@ def test_a_slice_is_kept_while_it_hosts_what_is_wanted(changed: dict[str, Any], 
     assert [one.slice_id for one in made.kept] == ["left/gpu0/0"], "of an older plan nothing is known"
 
 
+def test_what_a_file_says_is_the_same_as_its_json() -> None:
+    """YAML has numbers as keys."""
+    line = {size: 5.0 + size for size in (1, 2, 10)}
+    stage = Stage(model("a", profile={"table": line}), nodes=[{"host": "left"}], placement="symphony")
+    stage.run(1_000)
+    stage.hear(OPERATOR, add(model("b")))
+    stage.run(1_000)
+    assert (stage.answer().status, stage.answer().started, stage.answer().changed) == ("ok", 0, 1)
+
+
 def test_a_model_that_comes_back_to_a_slice_that_hosts_it_still_runs_once_there() -> None:
     spec = ModelSpec(B, 100.0, 1, is_idempotent=False)
     record = SliceRecord(SliceSpec(SliceId("s"), 0, "emulated", None, (spec,)), NodeId("left"), 0)
