@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Final, TypeVar
@@ -26,6 +27,19 @@ def read_json(path: Path, type_: type[TypeT], bytes_max: int = BYTES_MAX) -> Typ
         return msgspec.json.decode(content, type=type_)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no such file: {error}") from error
+
+
+def as_json(struct: msgspec.Struct) -> str:
+    """A struct with all of its fields, in ASCII: also half characters, as in an error about a path's odd bytes."""
+    return json.dumps(msgspec.to_builtins(struct), separators=(",", ":"))
+
+
+def as_struct(read: object, type_: type[TypeT]) -> TypeT:
+    """What `as_json` wrote, as `json.loads` has it. Raises ValueError for whatever else it is."""
+    try:
+        return msgspec.convert(read, type_)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def write_whole(path: Path, text: str) -> None:

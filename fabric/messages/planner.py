@@ -23,6 +23,8 @@ class ReplicaHint(Value, frozen=True):
     rate_rps: float | None = None
     predicted_ms: float | None = None
     batch_max: int | None = None
+    digest: int = 0
+    """Of what the configuration said of the model when it came to the slice; 0: not known."""
 
 
 class CurrentSlice(Value, frozen=True):

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from fabric.errors import FabricError
+from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId
 from fabric.messages import SliceSpec
 from policies.batching.registry import discipline_options
@@ -210,6 +210,8 @@ class Minute(Struct, frozen=True):
 
 def minute_of(plan: str, bins: Mapping[ModelId, Sequence[int]], bin_ms: float) -> Minute:
     """Of what a scheduler tells of its plan, and what frontends counted. Raises ConfigError for a plan that cannot be read."""
+    if not plan:
+        raise ConfigError("the scheduler's plan is too large to be told, so it cannot be played")
     settings, _, planning = settings_of(plan.encode())
     assert planning is not None, "a scheduler that serves has one"
     desired = planning.desired

@@ -258,6 +258,9 @@ class Fleet:
             self._heads[model_id] = heads
         if model_id not in self.replicas:
             self.replicas[model_id] = sum(r.served.count(model_id) for r in self.slices.values())
+            hosted = (one for r in self.slices.values() for one in r.spec.models if one.model_id == model_id)
+            if not all(one.is_idempotent for one in hosted):
+                self._runs_once.add(model_id)
         self.version += 1
 
     def put_term(self, model_id: ModelId, term: int) -> bool:

@@ -3,64 +3,87 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError, FabricError
-from fabric.ids import BatchId, ModelId, NodeId, SliceId
-from fabric.messages import (
-    DesiredSlices,
-    GpuRef,
-    InterferenceOption,
-    InterferenceSpec,
-    ModelSpec,
-    PlanMade,
-    SliceSpec,
-)
-from policies.batching.base import Delay
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.json_files import as_json, as_struct
+from fabric.limits import check
+from fabric.messages import KeptSlice, ModelSpec, ReplicaHint, SliceSpec
 from roles.config.cluster import PolicyChoice
-from roles.runtime.journal import packed, unpacked
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.planning.desired_state import ControllerSettings, Desired
+from roles.scheduler.planning.desired_state import ControllerSettings
+from roles.scheduler.planning.former_plans import former_settings
 from roles.scheduler.settings import SchedulerSettings
 
 _DAMAGED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
+ItemT = TypeVar("ItemT", bound=Hashable)
+Target = tuple[ModelId, int | None, float]
+
+
+class _Numbered(dict[ItemT, int]):
+    """Items, each once, by the number of its place."""
+
+    def __missing__(self, item: ItemT) -> int:
+        number = self[item] = len(self)
+        return number
+
+
+class _About(Struct, frozen=True):
+    """What is written down: whole structs, so that none of their fields is forgotten.
+
+    What hundreds of slices may have in common is there once, and they have its number: `models`; lists of their numbers that
+    are `hosted` together, the first of all that are served; and lists of `targets` (`SchedulerSettings.hints`) and of `hints`.
+    """
+
+    batching: PolicyChoice
+    settings: SchedulerSettings
+    """But for its models, slices and hints."""
+    planning: ControllerSettings | None
+    """But for its hints."""
+    models: tuple[ModelSpec, ...]
+    hosted: tuple[tuple[int, ...], ...]
+    slices: tuple[tuple[NodeId, int, SliceSpec], ...]
+    """Each with the number of what it hosts."""
+    targets: tuple[tuple[Target, ...], ...]
+    targets_of: tuple[tuple[SliceId, int], ...]
+    hints: tuple[tuple[ReplicaHint, ...], ...]
+    hints_of: tuple[tuple[SliceId, int], ...]
+    role: str = "scheduler"
 
 
 def about_scheduler(
     settings: SchedulerSettings, batching: PolicyChoice, planning: ControllerSettings | None = None
 ) -> bytes:
-    """The settings and the discipline, for the head of a journal.
-
-    Slices that host the same models share one list of them: with every l(b) it is by far the largest part.
-    """
-    lists: dict[tuple[ModelSpec, ...], int] = {settings.models: 0}
-    slices: list[list[object]] = []
-    for node_id, spec in settings.slices:
-        number = lists.setdefault(spec.models, len(lists))
-        felt = None
-        if spec.interference is not None:
-            options = {option.name: option.value for option in spec.interference.options}
-            felt = [spec.interference.name, options]
-        slices.append([node_id, spec.slice_id, spec.gpu, spec.device, spec.share_percent, number, felt])
-    about = {
-        "role": "scheduler",
-        "batching": [batching.name, dict(batching.options)],
-        "models": [_packed_models(models) for models in lists],
-        "slices": slices,
-        "delay": [settings.delay.control_ms, settings.delay.data_ms_per_item],
-        "priorities": dict(settings.priorities),
-        "hints": [[*key, *hint] for key, hint in settings.hints.items()],
-        "guard_ms": settings.guard_ms,
-        "transfer_ms": settings.transfer_ms,
-        "role_id": settings.role_id,
-        "pid": settings.pid,
-        "first_batch_id": settings.first_batch_id,
-        "planning": None if planning is None else _packed_planning(planning),
-    }
-    return json.dumps(about).encode()
+    """The settings and the discipline, for the head of a journal: ASCII, however large."""
+    hosted: _Numbered[tuple[ModelSpec, ...]] = _Numbered({settings.models: 0})
+    slices = tuple(
+        (node_id, hosted[spec.models], replace(spec, models=())) for node_id, spec in settings.slices
+    )
+    models: _Numbered[ModelSpec] = _Numbered()
+    numbers = tuple(tuple(models[model] for model in listed) for listed in hosted)
+    targets: _Numbered[tuple[Target, ...]] = _Numbered()
+    hints: _Numbered[tuple[ReplicaHint, ...]] = _Numbered()
+    about = _About(
+        batching,
+        replace(settings, models=(), slices=(), hints={}),
+        None if planning is None else replace(planning, hints=()),
+        tuple(models),
+        numbers,
+        slices,
+        targets_of=tuple((slice_id, targets[of]) for slice_id, of in _by_slice(settings.hints).items()),
+        targets=tuple(targets),
+        hints_of=tuple(
+            (kept.slice_id, hints[kept.hints]) for kept in (() if planning is None else planning.hints)
+        ),
+        hints=tuple(hints),
+    )
+    return as_json(about).encode()
 
 
 def scheduler_from(about: bytes) -> SchedulerCore:
@@ -69,96 +92,49 @@ def scheduler_from(about: bytes) -> SchedulerCore:
 
 
 def settings_of(about: bytes) -> tuple[SchedulerSettings, PolicyChoice, ControllerSettings | None]:
-    """What `about_scheduler` wrote down. Raises ConfigError for anything else."""
+    """What `about_scheduler` wrote down, now or in an earlier version. Raises ConfigError for anything else."""
     try:
         read = json.loads(about)
         if read["role"] != "scheduler":
             raise ConfigError(f"a journal of a {read['role']}, which cannot be replayed")
-        settings = _settings(read)
-        planning = None if read.get("planning") is None else _planning(read["planning"])
+        if "settings" in read:
+            return _settings(as_struct(read, _About))
+        settings, planning = former_settings(read)
         name, options = read["batching"]
     except (FabricError, *_DAMAGED) as error:
         raise ConfigError(f"the journal does not say what scheduler it is of: {error}") from error
     return settings, PolicyChoice(name, options), planning
 
 
-def _settings(read: dict[str, Any]) -> SchedulerSettings:
-    lists = [_unpacked_models(models) for models in read["models"]]
-    return SchedulerSettings(
-        models=lists[0],
-        slices=tuple((NodeId(node_id), _slice(lists, *slice_)) for node_id, *slice_ in read["slices"]),
-        delay=Delay(*read["delay"]),
-        priorities={ModelId(model_id): priority for model_id, priority in read["priorities"].items()},
+def _settings(about: _About) -> tuple[SchedulerSettings, PolicyChoice, ControllerSettings | None]:
+    bare = [spec for _, _, spec in about.slices]
+    for struct in (*about.models, *bare, *(hint for listed in about.hints for hint in listed)):
+        check(struct)
+    hosted = [tuple(about.models[number] for number in listed) for listed in about.hosted]
+    settings = replace(
+        about.settings,
+        models=hosted[0],
+        slices=tuple(
+            (node_id, replace(spec, models=hosted[number])) for node_id, number, spec in about.slices
+        ),
         hints={
-            (SliceId(slice_id), ModelId(model_id)): (target, weight)
-            for slice_id, model_id, target, weight in read["hints"]
+            (slice_id, model_id): (batch, weight)
+            for slice_id, number in about.targets_of
+            for model_id, batch, weight in about.targets[number]
         },
-        guard_ms=read["guard_ms"],
-        transfer_ms=read["transfer_ms"],
-        role_id=read["role_id"],
-        pid=read["pid"],
-        first_batch_id=BatchId(read.get("first_batch_id", 1)),
     )
+    if about.planning is None:
+        return settings, about.batching, None
+    for unplaced in about.planning.unplaced:
+        check(unplaced)
+    hints = tuple(KeptSlice(slice_id, about.hints[number]) for slice_id, number in about.hints_of)
+    return settings, about.batching, replace(about.planning, hints=hints)
 
 
-def _slice(
-    lists: Sequence[tuple[ModelSpec, ...]],
-    slice_id: str,
-    gpu: int,
-    device: str,
-    share_percent: float | None,
-    number: int,
-    felt: tuple[str, Mapping[str, float]] | None = None,
-) -> SliceSpec:
-    interference = None
-    if felt is not None:
-        name, options = felt
-        interference = InterferenceSpec(
-            name, tuple(InterferenceOption(*option) for option in options.items())
-        )
-    return SliceSpec(SliceId(slice_id), gpu, device, share_percent, lists[number], interference)
-
-
-def _packed_models(models: tuple[ModelSpec, ...]) -> str:
-    return b64encode(
-        packed(DesiredSlices(0, (SliceSpec(SliceId("all"), 0, "emulated", None, models),)))
-    ).decode()
-
-
-def _unpacked_models(header: str) -> tuple[ModelSpec, ...]:
-    want = unpacked(b64decode(header))
-    if not isinstance(want, DesiredSlices):
-        raise ConfigError("a list of models was expected")
-    return want.slices[0].models
-
-
-def _packed_planning(planning: ControllerSettings) -> dict[str, Any]:
-    desired = planning.desired
-    made = PlanMade(0, kept=planning.hints, unplaced=planning.unplaced)
-    return {
-        "sections": list(desired.sections),
-        "rest": dict(desired.rest),
-        "base_dir": desired.base_dir,
-        "gpus": [[ref.node_id, ref.gpu] for ref in desired.gpus],
-        "declared_rps": dict(desired.declared_rps),
-        "drained": sorted([ref.node_id, ref.gpu] for ref in desired.drained),
-        "made": b64encode(packed(made)).decode(),
-        "is_rate_blind": planning.is_rate_blind,
-        "is_carried_over": planning.is_carried_over,
-    }
-
-
-def _planning(read: dict[str, Any]) -> ControllerSettings:
-    made = unpacked(b64decode(read["made"]))
-    if not isinstance(made, PlanMade):
-        raise ConfigError("a plan was expected")
-    desired = Desired(
-        tuple(read["sections"]),
-        read["rest"],
-        read["base_dir"],
-        tuple(GpuRef(NodeId(node_id), gpu) for node_id, gpu in read["gpus"]),
-        {ModelId(model_id): rate_rps for model_id, rate_rps in read["declared_rps"].items()},
-        frozenset(GpuRef(NodeId(node_id), gpu) for node_id, gpu in read["drained"]),
-    )
-    is_carried_over = bool(read.get("is_carried_over"))
-    return ControllerSettings(desired, made.kept, read["is_rate_blind"], made.unplaced, is_carried_over)
+def _by_slice(
+    hints: Mapping[tuple[SliceId, ModelId], tuple[int | None, float]],
+) -> dict[SliceId, tuple[Target, ...]]:
+    found: dict[SliceId, list[Target]] = {}
+    for (slice_id, model_id), (batch, weight) in hints.items():
+        found.setdefault(slice_id, []).append((model_id, batch, weight))
+    return {slice_id: tuple(targets) for slice_id, targets in found.items()}

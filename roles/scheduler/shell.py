@@ -232,8 +232,7 @@ class SchedulerShell:
             case Send(peer, message):
                 self._send(peer, message)
             case CopyPlan(peers):
-                for peer in peers:
-                    self._send(peer, self._copy())
+                self._send_copy(peers, self._copy())
             case KeepPlan(copy):
                 self._kept.keep(copy)
             case EpochTaken(epoch):
@@ -296,7 +295,7 @@ class SchedulerShell:
         if remembered.after or is_older:
             return remembered
         about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
-        return replace(remembered, document=about.decode())
+        return remembered if self._kept.is_too_large(about) else replace(remembered, document=about.decode())
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""
@@ -312,6 +311,13 @@ class SchedulerShell:
             plan, number = self._begun, 0
         about = about_scheduler(plan[0], self._config.batching, plan[1])
         return PlanCopy(epoch, number, kept.digest, about.decode())
+
+    def _send_copy(self, peers: Sequence[PeerId], copy: PlanCopy) -> None:
+        if self._kept.is_too_large(copy.document):
+            self._replica.not_copied(peers)
+            return
+        for peer in peers:
+            self._send(peer, copy)
 
     def _close_journal(self) -> None:
         if self._journal is not None:
@@ -357,8 +363,7 @@ class SchedulerShell:
                 # Before anybody hears that it is settled.
                 copy = self._copy()
                 kept.write(copy, self._clock.now_ms())
-                for peer in self._replica.plan_changed():
-                    self._send(peer, copy)
+                self._send_copy(self._replica.plan_changed(), copy)
         self._outbox.flush()
 
 

@@ -11,6 +11,7 @@ import pytest
 from fabric.messages import Host, NodeHello, SliceChanged, SliceReady, WorkerHello
 from roles.node_agent.events import AgentAction
 from roles.node_agent.lease import NO_LEASE, LeaseGrants
+from roles.scheduler.planning import saved_plan
 from tests.chaos.virtual.draw import draw
 from tests.chaos.virtual.processes.roles import AgentProcess
 from tests.chaos.virtual.script import Fault, Script, Shape, read
@@ -73,6 +74,14 @@ def test_a_frontend_that_standbys_took_for_lost_is_listed_again() -> None:
 def test_an_overtaken_scheduler_has_the_next_ones_plan() -> None:
     shape = Shape(schedulers=2, delay_ms=2.0, start_ms=200.0, slo_ms=40.0)
     play(Script(500_118, shape, (Fault(695.5, "reset", "agent:all", "scheduler:2"),)))
+
+
+def test_a_plan_that_is_too_large_to_be_told_ends_nothing_and_no_standby_is_said_to_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saved_plan, "DOCUMENT_CHARS_MAX", 100)
+    with pytest.raises(Violated, match=r"\[\] have the plan, \['scheduler-\d/\w+'\] stand by"):
+        play(Script(1, Shape(schedulers=2), ()))
 
 
 def test_a_standby_that_never_heard_that_it_was_lost_has_the_plan() -> None:

@@ -250,6 +250,11 @@ class SchedulerReplica:
         self._tell_again_at_ms = now_ms + TELL_AGAIN_MS
         self._look_ahead()
 
+    def not_copied(self, peers: Iterable[PeerId]) -> None:
+        """The plan is too large for a message: these standbys are without one until it is another."""
+        for peer in peers:
+            self._standbys[peer] = replace(self._standbys[peer], has_plan=False)
+
     # ------------------------------------------------------------ events
 
     def _heard(self, event: Heard, actions: list[ReplicaAction], now_ms: float) -> None:

@@ -34,6 +34,8 @@ UNKNOWN_MODEL, NAME_TAKEN, INVALID_CONFIG, UNKNOWN_GPU, BUSY = (
     "Busy",
 )
 """Codes of a `Changed` that was refused."""
+NESTED_MAX = 64
+"""Levels of a model's section: what is read must also be written again, and deeper in a document than it came."""
 
 
 class ChangeRefused(Struct, frozen=True):
@@ -104,6 +106,8 @@ class Desired(Struct, frozen=True):
             return ChangeRefused(INVALID_CONFIG, f"cannot be parsed: {error}")
         if not isinstance(sections, list) or not all(isinstance(section, dict) for section in sections):
             return ChangeRefused(INVALID_CONFIG, "it is not a list of models")
+        if any(_is_deeper_than(NESTED_MAX, section) for section in sections):
+            return ChangeRefused(INVALID_CONFIG, f"a model is nested deeper than {NESTED_MAX} levels")
         known = set(self.model_ids)
         for section in sections:
             name = section.get("name")
@@ -167,6 +171,13 @@ class Desired(Struct, frozen=True):
         )
 
 
+def _is_deeper_than(levels: int, value: object) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    within = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper_than(levels - 1, one) for one in within)
+
+
 class ControllerSettings(Struct, frozen=True):
     """What a controller starts with: what is wanted, and what the first plan said of each slice.
 
@@ -199,7 +210,7 @@ def controller_settings(
         tuple(GpuRef(gpu.node_id, gpu.local_index) for gpu in config.gpus),
         declared,
     )
-    hints = replica_hints(placement, settings, slice_ids_of(placement, config))
+    hints = replica_hints(placement, settings, slice_ids_of(placement, config), sections)
     chosen = config.placement
     is_rate_blind = chosen.name == "given" or (
         chosen.name == "symphony" and chosen.options.get("subclusters", 1) == 1

@@ -10,12 +10,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from zlib import crc32
 
 from msgspec.structs import replace
 
 from fabric.errors import ConfigError, FabricError
-from fabric.ids import SliceId
+from fabric.ids import ModelId, SliceId
 from fabric.messages import (
     ChangedSlice,
     CurrentSlice,
@@ -42,6 +43,10 @@ from roles.config.read_config import parse_config
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
 SOURCE = "the running configuration"
+_NOT_HOSTED: Final = {"slo_ms", "rate_rps", "weight", "arrival", "priority", "shard", "term"}
+"""Keys of a model's section that are nothing to the slices that host it."""
+_OUTDATED: Final = 0
+"""As a bound on batches, which no plan has: what a slice hosts is not what is wanted under that name."""
 
 
 def make_plan(asked: PlanAsked) -> PlanMade:
@@ -63,9 +68,13 @@ def plan_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replica_hints(
-    placement: Placement, settings: SchedulerSettings, slice_ids: Iterable[SliceId]
+    placement: Placement,
+    settings: SchedulerSettings,
+    slice_ids: Iterable[SliceId],
+    sections: Iterable[Mapping[str, Any]],
 ) -> dict[SliceId, tuple[ReplicaHint, ...]]:
     """What a placement says of each of its slices, which have these ids in the order of `in_gpu_order`."""
+    digests = _digests(sections)
     hints: dict[SliceId, tuple[ReplicaHint, ...]] = {}
     for slice_id, planned in zip(slice_ids, in_gpu_order(placement.slices), strict=True):
         hints[slice_id] = tuple(
@@ -75,10 +84,21 @@ def replica_hints(
                 model.rate_rps,
                 model.predicted_ms,
                 model.batch_max,
+                digests[model.model_id],
             )
             for model in planned.models
         )
     return hints
+
+
+def _digests(sections: Iterable[Mapping[str, Any]]) -> dict[ModelId, int]:
+    """Of all that a slice is told of each model, the same of a file and of its JSON, in which every key is a text. Never 0."""
+    digests = {}
+    for section in sections:
+        hosted = {key: value for key, value in section.items() if key not in _NOT_HOSTED}
+        said = json.loads(json.dumps(hosted, default=str))
+        digests[ModelId(section["name"])] = crc32(json.dumps(said, sort_keys=True).encode()) or 1
+    return digests
 
 
 def in_gpu_order(slices: Iterable[PlannedSlice]) -> list[PlannedSlice]:
@@ -127,10 +147,15 @@ def _made(asked: PlanAsked) -> PlanMade:
             for slice_id, planned in current.items()
         ]
     may_swap = not asked.grown and config.placement.name != "given"
-    found = reorganised(
-        current, target, gpus, _memory_of(config, gpus, asked.current, current), may_swap=may_swap
-    )
-    return _as_message(asked, config, found, unplaced)
+    wanted = _digests(document["models"])
+    running = {
+        one.slice_id: _with_outdated(current[one.slice_id], one.hints, wanted)
+        for one in asked.current
+        if one.slice_id in current
+    }
+    memory_of = _memory_of(config, gpus, asked.current, running)
+    found = reorganised(running, target, gpus, memory_of, may_swap=may_swap)
+    return _as_message(asked, config, document["models"], found, unplaced)
 
 
 def _config(document: Mapping[str, Any], asked: PlanAsked) -> ClusterConfig:
@@ -156,6 +181,18 @@ def _planned(one: CurrentSlice, gpus: Sequence[int]) -> PlannedSlice:
     return PlannedSlice(gpus[0], one.share_percent, models, tuple(gpus[1:]))
 
 
+def _with_outdated(
+    planned: PlannedSlice, hints: Iterable[ReplicaHint], wanted: Mapping[ModelId, int]
+) -> PlannedSlice:
+    """A slice that hosts another model than is wanted under its name is as little of use as one of another bound on batches."""
+    outdated = {one.model_id for one in hints if one.digest not in (0, wanted.get(one.model_id))}
+    models = (
+        replace(model, batch_max=_OUTDATED) if model.model_id in outdated else model
+        for model in planned.models
+    )
+    return replace(planned, models=tuple(models)) if outdated else planned
+
+
 def _memory_of(
     config: ClusterConfig,
     gpus: Sequence[GpuSlot],
@@ -179,7 +216,11 @@ def _memory_of(
 
 
 def _as_message(
-    asked: PlanAsked, config: ClusterConfig, found: Reorganisation, unplaced: Iterable[Unplaced]
+    asked: PlanAsked,
+    config: ClusterConfig,
+    sections: Iterable[Mapping[str, Any]],
+    found: Reorganisation,
+    unplaced: Iterable[Unplaced],
 ) -> PlanMade:
     """With the specifications of new slices. What hosts a model that is gone is never kept, so all can be specified."""
     new = [
@@ -197,7 +238,7 @@ def _as_message(
     settings = settings_from(config, placement)
     specs = {spec.slice_id: (node_id, spec) for node_id, spec in settings.slices}
     ids = slice_ids_of(placement, config)
-    hints = replica_hints(placement, settings, ids)
+    hints = replica_hints(placement, settings, ids, sections)
     by_gpu = sorted(range(len(everything)), key=lambda place: everything[place].gpu)
     id_at = dict(zip(by_gpu, ids, strict=True))
     places = iter(range(len(kept), len(everything)))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from fabric.messages import LEAVING_TERM, ModelSpec, SliceSpec
+from fabric.messages import LEAVING_TERM, KeptSlice, ModelSpec, SliceSpec
 from policies.placement.common.base import GpuSlot, Placement, PlannedModel, PlannedSlice
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired, controller_settings
@@ -67,10 +67,16 @@ def carried_over(
         replace(
             planning,
             desired=replace(desired, drained=planned.desired.drained & set(desired.gpus)),
-            hints=tuple(kept for kept in planned.hints if kept.slice_id in slice_ids),
+            hints=tuple(_as_wanted(kept, known) for kept in planned.hints if kept.slice_id in slice_ids),
             is_carried_over=True,
         ),
     )
+
+
+def _as_wanted(kept: KeptSlice, known: Collection[ModelId]) -> KeptSlice:
+    """What is in the file is hosted as it says, however it says it now."""
+    hints = (replace(hint, digest=0) if hint.model_id in known else hint for hint in kept.hints)
+    return replace(kept, hints=tuple(hints))
 
 
 def _in_term(model: ModelSpec, terms: Mapping[ModelId, int]) -> ModelSpec:

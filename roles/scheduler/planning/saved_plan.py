@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from fabric.clock import Clock
 from fabric.errors import ConfigError
 from fabric.json_files import read_json, write_whole
+from fabric.limits import DOCUMENT_CHARS_MAX
 from fabric.messages import PlanCopy
 from roles.runtime.process import log
 from roles.scheduler.planning.desired_state import ControllerSettings
@@ -67,6 +68,7 @@ class SavedPlan:
         """Of the configuration."""
         self._settled: int | None = None
         self._again_at_ms = 0.0
+        self._has_grown_too_large = False
         self._path = run_dir / f"{role_id}{PLAN_SUFFIX}"
         self.newest: PlanCopy | None = None
         """What was kept last, if anything was."""
@@ -123,6 +125,18 @@ class SavedPlan:
             log.error("plan_not_kept path=%s reason=%r", self._path, error.strerror)
             return False
         return True
+
+    def is_too_large(self, document: str | bytes) -> bool:
+        """Whether no message can hold a plan; said once, until another one fits. It is kept here all the same."""
+        is_too_large = len(document) > DOCUMENT_CHARS_MAX
+        if is_too_large and not self._has_grown_too_large:
+            log.warning(
+                "plan_too_large bytes=%d max=%d: standbys get no copy of it, and commands cannot play it",
+                len(document),
+                DOCUMENT_CHARS_MAX,
+            )
+        self._has_grown_too_large = is_too_large
+        return is_too_large
 
     def _paths(self) -> list[Path]:
         return [self._path.parent / name for name in sorted(self._names)]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fabric.ids import ModelId, NodeId
-from fabric.messages import DrainAsked, GpuRef, ModelsRemove
-from roles.scheduler.planning.desired_state import INVALID_CONFIG, UNKNOWN_GPU, ChangeRefused, Desired
+from fabric.messages import DrainAsked, GpuRef, ModelsAdd, ModelsRemove
+from roles.scheduler.planning.desired_state import (
+    INVALID_CONFIG,
+    NESTED_MAX,
+    UNKNOWN_GPU,
+    ChangeRefused,
+    Desired,
+)
 
 SHOP = {
     "name": "shop",
@@ -38,3 +46,18 @@ def test_a_model_that_no_application_asks_goes() -> None:
     left = desired.changed(ModelsRemove(1, (ModelId("c"),)))
     assert isinstance(left, Desired)
     assert left.model_ids == ("a", "b")
+
+
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"deeper": ', "}")])
+def test_a_model_however_deeply_nested_is_refused_or_can_be_written_again(opens: str, closes: str) -> None:
+    """A document has its models deeper than they came: of one exact depth the scheduler ended."""
+    taken = []
+    for levels in (*range(1, 2 * NESTED_MAX), *range(900, 1_010), 100_000):
+        document = f'[{{"name": "a", "y": {opens * levels}0{closes * levels}}}]'
+        found = Desired((), {}, ".", ()).changed(ModelsAdd(1, document))
+        if isinstance(found, Desired):
+            taken.append(levels)
+            assert json.loads(found.document)["models"] == json.loads(document)
+        else:
+            assert found.code == INVALID_CONFIG
+    assert taken == list(range(1, NESTED_MAX))

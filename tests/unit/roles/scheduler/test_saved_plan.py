@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fabric.limits import DOCUMENT_CHARS_MAX
 from fabric.messages import PlanCopy
 from roles.scheduler.planning.saved_plan import AGAIN_AFTER_MS, SavedPlan
 from tests.scarcity import full_disk
@@ -44,3 +45,12 @@ def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
     assert path.read_bytes() != before
     kept.begin()
     assert kept.is_due(2, clock), "of another core"
+
+
+def test_a_plan_that_is_too_large_for_a_message_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
+    large = "x" * (DOCUMENT_CHARS_MAX + 1)
+    assert [kept.is_too_large(one) for one in (large[1:], large, large)] == [False, True, True]
+    assert caplog.text.count("plan_too_large") == 1
