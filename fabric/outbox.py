@@ -91,7 +91,16 @@ class Outbox:
         for peer, together in gathered.items():
             self._send(peer, together.packed)
 
+    def refuse(self) -> None:
+        """Whoever it is for is gone: all that waits counts as not taken."""
+        gathered, self._gathered = self._gathered, {}
+        for peer, together in gathered.items():
+            self._refuse(peer, together.packed)
+
     def _send(self, peer: PeerId, packed: Sequence[Packed]) -> None:
         if not self._link.send_packed(peer, packed):
-            for one in packed:
-                self._on_refused(peer, one.parcel.body)
+            self._refuse(peer, packed)
+
+    def _refuse(self, peer: PeerId, packed: Sequence[Packed]) -> None:
+        for one in packed:
+            self._on_refused(peer, one.parcel.body)

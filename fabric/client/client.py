@@ -357,10 +357,9 @@ class Client:
 
     def unsent(self, connection: Connection, number: int) -> None:
         """It has not left, so that another frontend may have it as if it were new."""
-        awaited = self._pending.get(number)
-        if awaited is not None:
+        if number in connection.awaited:
             reason = f"not connected to the frontend at {connection.address}"
-            self._send_elsewhere(awaited, reason, self._clock.now_ms(), has_left=False)
+            self._send_elsewhere(self._pending[number], reason, self._clock.now_ms(), has_left=False)
 
     def _send_elsewhere(
         self, awaited: _Awaited, reason: str, now_ms: float, *, has_left: bool = True

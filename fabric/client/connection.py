@@ -200,6 +200,7 @@ class Connection:
         self._watch()
 
     def _lose(self, what: str) -> None:
+        self._outbox.refuse()  # that has not left, so it has not run there
         self._begin_again()
         self._owner.lost(self, f"the connection to the frontend at {self.address} {what}")
 

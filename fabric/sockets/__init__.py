@@ -7,9 +7,10 @@ One thread owns a socket.
 from fabric.sockets.base import TURN_HEADER_BYTES, context, new_counters
 from fabric.sockets.options import CONTROL, LinkOptions
 from fabric.sockets.push_pull import PullLink, PushOptions, PushPool
-from fabric.sockets.router_dealer import RECONNECT_AFTER_MS, DealerLink, RouterLink
+from fabric.sockets.router_dealer import CONNECT_MS, RECONNECT_AFTER_MS, DealerLink, RouterLink
 
 __all__ = [
+    "CONNECT_MS",
     "CONTROL",
     "RECONNECT_AFTER_MS",
     "TURN_HEADER_BYTES",

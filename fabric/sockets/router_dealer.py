@@ -39,6 +39,7 @@ from fabric.sockets.routes import Routes, new_route
 _IDENTITIES_LOST_MAX: Final = 10_000
 _PEERS_IN_FLIGHT_KEPT: Final = 256  # before those with nothing in flight are forgotten
 RECONNECT_AFTER_MS: Final = 100.0  # between the end of a connection, or a failed try, and the next
+CONNECT_MS: Final = 1_000.0  # so long a connection may take to come about, however short a patience is
 _FAILURES_TOLD: Final = 4  # so many handshakes in a row are no accident
 _STANDING: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 _FAILED: Final = (
@@ -150,9 +151,7 @@ class RouterLink(ListeningLink):
         own = self._in_flight.get(peer)
         if own is None:
             if len(self._in_flight) >= _PEERS_IN_FLIGHT_KEPT:  # mostly of peers that left without a word
-                self._in_flight = {
-                    other: theirs for other, theirs in self._in_flight.items() if not theirs.has_room(1, 0)
-                }
+                self._in_flight = {of: its for of, its in self._in_flight.items() if not its.has_room(1, 0)}
             own = self._in_flight[peer] = InFlight()
         return own
 
@@ -228,10 +227,9 @@ class DealerLink(SocketLink):
         self._own = own
         self._server = server
         self._given = tuple(addresses)
-        self._connected_to = ""
-        self._server_key = ""
+        self._connected_to, self._server_key, self._identity = "", "", b""
         self._connect_at_ms: float | None = None
-        self._identity = b""
+        self._began_at_ms = 0.0
         self._stream: LocalStream | None = None
         self._is_by_zmq = False  # ZeroMQ's connection has carried something, so all the rest goes there
         self._is_turned_away = False  # from local streams, as long as ZeroMQ's connection stands
@@ -263,11 +261,12 @@ class DealerLink(SocketLink):
         return link
 
     def reconnect(self) -> None:
-        """Give the connection up for a new one, for a server that is silent though the connection looks alive.
-
-        The new one begins at the first send 100 ms later.
-        """
-        self._connect_later(RECONNECT_AFTER_MS)
+        """Give up a connection whose server is silent, for a new one at the first send 100 ms later; one that is on its way goes on."""
+        now_ms = self._clock.now_ms()
+        if self._connect_at_ms is not None:
+            self._connect_at_ms = min(self._connect_at_ms, now_ms + RECONNECT_AFTER_MS)
+        elif self._is_by_zmq or self._stream is not None or now_ms >= self._began_at_ms + CONNECT_MS:
+            self._connect_later(RECONNECT_AFTER_MS)
 
     def receive(self, limit: int) -> Sequence[Received]:
         """At most `limit` messages; of a server whose key is trusted no more none."""
@@ -343,7 +342,7 @@ class DealerLink(SocketLink):
         self._socket.setsockopt(zmq.ROUTING_ID, self._identity)
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
-        self._connect_at_ms = None
+        self._connect_at_ms, self._began_at_ms = None, self._clock.now_ms()
 
     def _connect_later(self, after_ms: float) -> None:
         self._disconnect()
@@ -393,7 +392,7 @@ class DealerLink(SocketLink):
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         if self._server_key and not guard.trusts(self._server_key, principal_of_server(self._server)):
-            self.reconnect()
+            self._connect_later(RECONNECT_AFTER_MS)
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         del whole

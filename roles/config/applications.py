@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -136,6 +136,7 @@ def _graph(
     stages = []
     for name, section in sections.items():
         name_like(name, f"{where}.stages")
+        _check_outputs_differ(name, sections, where)
         if section.model not in models:
             raise ConfigError(
                 f"{where}.stages.{name}.model: there is no model {shown(section.model)}"
@@ -148,6 +149,18 @@ def _graph(
         return graph_of(stages)
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
+
+
+def _check_outputs_differ(name: str, stages: Collection[str], where: str) -> None:
+    """An answer's tensor is named STAGE.PLACE.OUTPUT, and a place is a number or several."""
+    parts = name.split(".")
+    for place in range(1, len(parts)):
+        other = ".".join(parts[:place])
+        if parts[place].isdecimal() and other in stages:
+            raise ConfigError(
+                f"{where}.stages: {name} begins as the outputs of {other} do in an answer"
+                " (STAGE.NUMBER.OUTPUT); it must be named otherwise, such as with a '-' before the number"
+            )
 
 
 def _plan(

@@ -183,7 +183,7 @@ class ApplicationSection(Section, frozen=True):
     slo_ms: float
     """Of the whole request, over all stages."""
     stages: dict[str, StageSection]
-    """The graph: each stage by its name."""
+    """The graph: each stage by its name, which must not be another one's with a dot and a number behind it."""
     rate_rps: float | Steps | None = None
     """Requests per second of the application; or steps, as a model's."""
     arrival: ArrivalSection = ArrivalSection()

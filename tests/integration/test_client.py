@@ -291,9 +291,12 @@ def test_what_this_side_can_tell_is_raised_at_once(frontend: Frontend) -> None:
     asyncio.run(run())
 
 
-def test_a_frontend_gone_silent_is_noticed_within_a_second_or_so(frontend: Frontend) -> None:
+@pytest.mark.parametrize("heartbeats", [HeartbeatTiming(), HeartbeatTiming(30.0, 75.0)])
+def test_a_frontend_gone_silent_is_noticed_within_a_second_or_so(
+    frontend: Frontend, heartbeats: HeartbeatTiming
+) -> None:
     async def run() -> None:
-        async with Client(frontend.address) as client:
+        async with Client(frontend.address, ClientOptions(heartbeats=heartbeats)) as client:
             pending = [client.submit("never", {"x": [1]}) for _ in range(3)]
             await seen(frontend, Infer)
             frontend.is_mute.set()

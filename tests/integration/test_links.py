@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from fabric import codec, frames
-from fabric.clock import MonotonicClock
+from fabric.clock import MonotonicClock, VirtualClock
 from fabric.errors import ConfigError, LocalProtocolError
 from fabric.ids import Epoch, Incarnation, ModelId, PeerId
 from fabric.ipc import PATH_BYTES_MAX, nearest
@@ -23,7 +23,9 @@ from fabric.link import Link, NamedTensor, Received
 from fabric.messages import WIRE_VERSION, Envelope, Infer, Parcel, Ping, Pong, SeqRun, Withdraw
 from fabric.shared_memory import Arena, memory_address
 from fabric.sockets import (
+    CONNECT_MS,
     CONTROL,
+    RECONNECT_AFTER_MS,
     TURN_HEADER_BYTES,
     DealerLink,
     LinkOptions,
@@ -568,6 +570,39 @@ def test_a_client_can_connect_anew(address: str, opened: Opened) -> None:
     assert not dealer.send(SERVER, Ping(1))
     until(is_back, dealer, router)
     assert came[0].peer == CLIENT
+
+
+@pytest.mark.parametrize("patience_ms", [2.0, 25.0, 75.0])
+def test_a_client_that_is_asked_to_connect_anew_again_and_again_does(
+    address: str, patience_ms: float, opened: Opened
+) -> None:
+    """A patience may be shorter than the pause before the new connection, and than that takes to come about."""
+    clock = VirtualClock(0.0)
+    router, dealer = pair(address, opened, LinkOptions(clock=clock))
+
+    def is_back() -> bool:
+        router.receive(16)
+        dealer.reconnect()
+        if dealer._connect_at_ms is not None:
+            clock.advance(clock.now_ms() + patience_ms)
+        return dealer.send(SERVER, Ping(2))
+
+    until(is_back, dealer)
+    assert clock.now_ms() <= RECONNECT_AFTER_MS + patience_ms
+
+
+def test_a_connection_that_does_not_come_about_in_time_is_given_up(opened: Opened) -> None:
+    clock = VirtualClock(0.0)
+    with plain.create_server(("127.0.0.1", 0)) as silent:
+        dealer = DealerLink.connect(
+            CLIENT, SERVER, [f"tcp://127.0.0.1:{silent.getsockname()[1]}"], LinkOptions(clock=clock)
+        )
+        opened(dealer)
+        dealer.reconnect()
+        assert dealer._connect_at_ms is None
+        clock.advance(CONNECT_MS)
+        dealer.reconnect()
+        assert dealer._connect_at_ms == CONNECT_MS + RECONNECT_AFTER_MS
 
 
 def test_nothing_said_before_is_heard_after_what_a_newer_connection_says(

@@ -63,6 +63,24 @@ def pair() -> Iterator[tuple[Named, Named]]:
     other.end()
 
 
+def test_what_was_gathered_for_a_lost_frontend_has_not_run_there(pair: tuple[Named, Named]) -> None:
+    """The first of a turn leaves at once, the others wait for its end: they go to another frontend as new ones, and only there."""
+
+    async def run() -> None:
+        one, other = pair
+        async with Client([one.address, other.address]) as client:
+            futures = [client.submit("echo", {"x": [1]}) for _ in range(8)]
+            client._retries._saved = 1.0
+            client._connections[0]._lose("was closed")
+            await asyncio.gather(*futures)
+            (asked,) = one.asked
+            assert sorted(request.request_no for request in other.asked) == list(range(1, 9))
+            again = [request.request_no for request in other.asked if request.may_have_run]
+            assert again == [asked.request_no]
+
+    asyncio.run(run())
+
+
 def test_requests_are_spread_over_all_frontends(pair: tuple[Named, Named]) -> None:
     async def run() -> None:
         async with Client([one.address for one in pair]) as client:

@@ -233,15 +233,15 @@ def sort_out(
     parts: Sequence[JobPart],
     inputs: Sequence[TensorInfo],
     bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
-    heads: Sequence[ModelId] = (),
+    head_bounds: Mapping[ModelId, Mapping[str, tuple[int, int]]] = MappingProxyType({}),
 ) -> tuple[list[dict[str, Tensor]], list[RejectedRow]]:
     """Rows that fit the signature, and the others with what is wrong.
 
     The frontend has checked the same before; this guards the neighbours in the batch against a frontend that
-    is older, newer or broken. `bounds`: the smallest and largest value of an input, which only we know. Of a model with
-    `heads` each row has the number of its own as `HEAD_INPUT`.
+    is older, newer or broken. `bounds`: the smallest and largest value of an input, which only we know; `head_bounds`: those of
+    each head's rows, for a model that has heads: each row has the number of its own as `HEAD_INPUT`.
     """
-    numbers = {head: np.array(number) for number, head in enumerate(heads)}
+    numbers = {head: np.array(number) for number, head in enumerate(head_bounds)}
     fitting: list[dict[str, Tensor]] = []
     rejected: list[RejectedRow] = []
     row = 0
@@ -252,11 +252,12 @@ def sort_out(
             reason = (
                 f"{len(part.tensors)} tensors for {part.count} requests"
                 if odd
-                else _misfit(tensors, inputs, bounds) or _no_head(part, index, numbers)
+                else _no_head(part, index, numbers)
+                or _misfit(tensors, inputs, head_bounds[part.heads[index]] if numbers else bounds)
             )
             if reason is None:
                 fitting.append({tensor.name: tensor.array for tensor in tensors})
-                if heads:
+                if numbers:
                     fitting[-1][HEAD_INPUT] = numbers[part.heads[index]]
             else:
                 rejected.append(RejectedRow(row, reason))

@@ -28,7 +28,6 @@ from roles.gpu_worker.executors.slots import InputSlots, Slot
 
 MEASUREMENTS_MAX = 5
 MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is the steadier for it
-NUMPY_HAS_NOT = (torch.bfloat16,)
 
 
 class DeviceReplica:
@@ -93,8 +92,7 @@ class DeviceReplica:
         return self._run(slot), slot.rejected
 
     def _sorted_out(self, parts: Sequence[JobPart]) -> tuple[list[dict[str, Array]], list[RejectedRow]]:
-        heads = [head.model_id for head in self.heads]
-        return sort_out(parts, self.inputs, self._loaded.bounds, heads)
+        return sort_out(parts, self.inputs, self._loaded.bounds, self._loaded.head_bounds)
 
     def run(self, rows: Sequence[Mapping[str, Array]]) -> list[NamedTensor]:
         """The same for rows that are known to fit."""
@@ -289,8 +287,7 @@ class DeviceReplica:
                 )
 
     def _own(self, output: Tensor) -> Tensor:
-        if output.dtype in NUMPY_HAS_NOT:
-            output = output.float()
+        output = sendable(output)
         if output.device.type == "cuda":  # torch keeps freed pinned blocks, so this allocates only at first
             host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
             return host.copy_(output, non_blocking=True)
@@ -323,6 +320,11 @@ def stepped(sizes: Sequence[int], took_ms: Sequence[float]) -> tuple[float, ...]
 def _as_numpy(output: Tensor) -> Array:
     array: Array = np.ascontiguousarray(output.numpy())
     return array
+
+
+def sendable(output: Tensor) -> Tensor:
+    """As an answer has it: numpy has no bfloat16."""
+    return output.float() if output.dtype == torch.bfloat16 else output
 
 
 def signature(example: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:

@@ -160,7 +160,9 @@ class TorchDevice:
         self, slice_: SliceSpec, spec: ModelSpec, device: torch.device, *, is_beside: bool = False
     ) -> tuple[DeviceReplica, ImagePreprocess | None]:
         if spec.heads:
-            loaded = load_heads(spec.heads, device, spec.merge, is_beside=is_beside)
+            loaded = load_heads(
+                spec.heads, device, spec.merge, is_beside=is_beside, is_idempotent=spec.is_idempotent
+            )
             return DeviceReplica(
                 spec.model_id, loaded, spec.batch_size_max, device, self._clock
             ), loaded.image

@@ -100,6 +100,16 @@ def test_who_is_told_of_a_refusal_may_say_something_to_the_same_peer() -> None:
     assert link.sent == [(A, [Pong(0), Ping(PARCELS_MAX)])]
 
 
+def test_what_waits_for_who_is_gone_is_told_of_and_sent_no_more() -> None:
+    link, out, refused = outbox()
+    out.put(A, Ping(1))
+    out.put(A, Ping(2))
+    out.refuse()
+    out.flush()
+    assert refused == [(A, Ping(1)), (A, Ping(2))]
+    assert not link.sent
+
+
 def test_each_message_that_was_not_taken_is_told_of() -> None:
     link, out, refused = outbox()
     link.is_full = True

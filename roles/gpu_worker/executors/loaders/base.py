@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fabric.errors import FabricError
+from fabric.ids import ModelId
 from fabric.messages import HeadOutputs, ImagePreprocess
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,6 +67,8 @@ class LoadedModel:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     may_capture: bool = False
     heads: tuple[HeadOutputs, ...] = ()
+    head_bounds: Mapping[ModelId, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    """Those of each head's rows, in the order of their numbers; the model itself has none then."""
     merged: tuple[str, ...] = ()
     """The modules that run once for all heads."""
     not_merged: str = ""

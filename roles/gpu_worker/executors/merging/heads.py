@@ -17,7 +17,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import PREFIX, HeadOutputs, HeadSpec, TensorInfo
 from roles.gpu_worker.executors.base import HEAD_INPUT
-from roles.gpu_worker.executors.hosted import signature
+from roles.gpu_worker.executors.hosted import sendable, signature
 from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.merging import GROUPS, TRACED
@@ -28,11 +28,16 @@ log = logging.getLogger("tenuto")
 
 
 def load_heads(
-    heads: Sequence[HeadSpec], device: torch.device, merge: str = PREFIX, *, is_beside: bool = False
+    heads: Sequence[HeadSpec],
+    device: torch.device,
+    merge: str = PREFIX,
+    *,
+    is_beside: bool = False,
+    is_idempotent: bool = True,
 ) -> LoadedModel:
     """The heads as one model, run together in that way where they can.
 
-    `is_beside`: other models of this process serve meanwhile. Raises LoaderError where one cannot be loaded or does not go with
+    `is_beside`: other models of this process serve meanwhile. `is_idempotent`: a request may run more than once. Raises LoaderError where one cannot be loaded or does not go with
     the first one.
     """
     loaded: dict[ModelId, LoadedModel] = {}
@@ -48,21 +53,12 @@ def load_heads(
     with torch.inference_mode():
         outputs = {head_id: outputs_of(one, device) for head_id, one in loaded.items()}
         _check_outputs(outputs)
-        joint = JointHeads(loaded, outputs, device, merge, is_beside=is_beside)
-    first = next(iter(loaded.values()))
-    bounds = {
-        key: (
-            max(one.bounds[key][0] for one in loaded.values()),
-            min(one.bounds[key][1] for one in loaded.values()),
-        )
-        for key in first.bounds
-        if all(key in one.bounds for one in loaded.values())
-    }
+        joint = JointHeads(loaded, outputs, device, merge, is_beside=is_beside, is_idempotent=is_idempotent)
     return LoadedModel(
         joint,
         joint.example(),
-        first.image,
-        bounds,
+        next(iter(loaded.values())).image,
+        head_bounds={head_id: one.bounds for head_id, one in loaded.items()},
         heads=tuple(HeadOutputs(head_id, infos) for head_id, infos in outputs.items()),
         merged=joint.merged,
         not_merged=joint.not_merged,
@@ -80,6 +76,7 @@ class JointHeads:
         merge: str,
         *,
         is_beside: bool,
+        is_idempotent: bool,
     ) -> None:
         self._runs = {str(head_id): run_of(one) for head_id, one in loaded.items()}
         self._names = list(self._runs)
@@ -100,7 +97,7 @@ class JointHeads:
                 name: Member(only(net, name), self._runs[name], _on(device, one.example))
                 for name, net, one in zip(self._names, nets, loaded.values(), strict=True)
             }
-            self._group = _group(merge, members, is_beside=is_beside)
+            self._group = _group(merge, members, is_beside=is_beside, is_idempotent=is_idempotent)
             self.merged = self._group.merged
         except CannotMerge as error:
             self.not_merged = str(error)
@@ -135,7 +132,7 @@ class JointHeads:
                         f"head {name} answers {len(answer[key])} rows of {key} for {len(where[name])}"
                     )
         for key, shape in self._shapes.items():
-            padded = {name: _padded(answer[key], shape) for name, answer in answers.items()}
+            padded = {name: _padded(sendable(answer[key]), shape) for name, answer in answers.items()}
             first = next(iter(padded.values()))
             stacked[key] = first.new_empty((len(numbers), *shape))
             for name, own in where.items():
@@ -164,8 +161,11 @@ def _load(head: HeadSpec, device: torch.device) -> LoadedModel:
         raise LoaderError(f"head {head.model_id}: {error}") from error
 
 
-def _group(merge: str, members: Mapping[str, Member], *, is_beside: bool) -> Group:
+def _group(merge: str, members: Mapping[str, Member], *, is_beside: bool, is_idempotent: bool) -> Group:
     """Raises CannotMerge."""
+    if not is_idempotent:
+        # Around what is shared, and where a joint run goes wrong, `infer` is called again.
+        raise CannotMerge("a joint run may run a request twice, which idempotent: false forbids")
     if is_beside and merge in TRACED:
         # torch changes `nn.Module.__call__` for all threads meanwhile, and TorchScript models fail at that.
         raise CannotMerge(
@@ -212,7 +212,7 @@ def _padded(answer: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def outputs_of(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, ...]:
-    """What it gives for one request. Raises NotAModel."""
+    """What an answer of it has for one request. Raises NotAModel."""
     rows = {key: value[None] for key, value in _on(device, loaded.example).items()}
     answer = run_of(loaded)(rows)
     if not isinstance(answer, Mapping) or not all(
@@ -221,7 +221,7 @@ def outputs_of(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, .
         raise NotAModel(
             f"{type(loaded.model).__name__}.infer() must give a dict of tensors whose first axis is the batch"
         )
-    return signature({key: value[0] for key, value in sorted(answer.items())})
+    return signature({key: sendable(value[0]) for key, value in sorted(answer.items())})
 
 
 def _check_outputs(outputs: Mapping[ModelId, tuple[TensorInfo, ...]]) -> None:

@@ -12,7 +12,7 @@ from fabric.curve import LinkAccess
 from fabric.ids import Incarnation, PeerId
 from fabric.link import NamedTensor, Packed
 from fabric.messages import AnyMessage
-from fabric.sockets import RECONNECT_AFTER_MS, LinkOptions, PushOptions
+from fabric.sockets import CONNECT_MS, RECONNECT_AFTER_MS, LinkOptions, PushOptions
 from fabric.sockets.base import Outdated
 from fabric.sockets.local_streams import FLUSH_MS
 from fabric.sockets.routes import Routes
@@ -190,6 +190,7 @@ class VirtualServer(_Connecting):
         super().__init__(network, owner, own, addresses)
         self._server = server
         self._connect_at_ms: float | None = None
+        self._began_at_ms = owner.now_ms()
         self.on_hang_up: Callable[[], None] = lambda: None
         self.connect()
 
@@ -205,15 +206,19 @@ class VirtualServer(_Connecting):
             self.on_hang_up()
 
     def reconnect(self) -> None:
-        """As `DealerLink.reconnect`: at the first send 100 ms later."""
-        self.disconnect()
-        self._connect_at_ms = self.owner.now_ms() + RECONNECT_AFTER_MS
+        """As `DealerLink.reconnect`: at the first send 100 ms later; one that is on its way goes on."""
+        now_ms = self.owner.now_ms()
+        if self._connect_at_ms is None and (
+            self.wire is not None or now_ms >= self._began_at_ms + CONNECT_MS
+        ):
+            self.disconnect()
+            self._connect_at_ms = now_ms + RECONNECT_AFTER_MS
 
     def send_packed(self, peer: PeerId, packed: Sequence[Packed]) -> bool:
         if peer != self._server or self.is_closed:
             return False
         if self._connect_at_ms is not None and self.owner.now_ms() >= self._connect_at_ms:
-            self._connect_at_ms = None
+            self._connect_at_ms, self._began_at_ms = None, self.owner.now_ms()
             self.connect()
         if self.wire is None:
             return self._note(packed, is_sent=False)

@@ -90,6 +90,19 @@ def test_a_fan_out_may_change_in_the_run() -> None:
     assert [fan_out.mean(at_ms) for at_ms in (0.0, 29_999.0, 30_000.0)] == [1.2, 1.2, 2.4]
 
 
+@pytest.mark.parametrize("name", ["cars.0", "cars.12.x"])
+def test_stages_whose_outputs_could_have_the_same_name_are_refused(name: str) -> None:
+    """An answer's tensor is named STAGE.PLACE.OUTPUT, and a place is a number or several."""
+    stages = {**TRAFFIC["stages"], name: {"model": "vgg16", "after": "detect"}}
+    with pytest.raises(ConfigError, match=rf"applications\[0\].stages: {name} begins as .* of cars"):
+        read(changed(STAGES, stages))
+
+
+@pytest.mark.parametrize("name", ["cars.red", "cars-0", "cars.0x", "cars0.1", "0"])
+def test_stages_may_have_dots_and_numbers_in_their_names(name: str) -> None:
+    read(changed(STAGES, {**TRAFFIC["stages"], name: {"model": "vgg16", "after": "detect"}}))
+
+
 def test_every_value_has_an_origin() -> None:
     origins = {path: origin for path, _, origin in config_origins(read())}
     assert origins["applications[0].stages.cars.model"] == "f.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +16,9 @@ from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec, ModelSpec, SliceSpec
 from roles.gpu_worker.executors.base import HEAD_INPUT, Job, JobPart
-from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel
+from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel
+from roles.gpu_worker.executors.loaders.registry import load_model
+from roles.gpu_worker.executors.merging import heads as heads_module
 from roles.gpu_worker.executors.merging.heads import load_heads
 from roles.gpu_worker.executors.torch import TorchDevice
 
@@ -138,6 +141,47 @@ def test_a_row_without_a_head_or_for_one_that_is_not_there_is_refused_and_the_ot
         (1, "the model has no head 'gone'"),
     ]
     assert ran.outputs[0].array.shape == (1, 5)
+
+
+def test_each_heads_bounds_hold_for_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zoo's model knows how large its tokens may be, a user's class does not say; another one knows others."""
+    bounds = {"Two": {"x": (0, 9)}, "Five": {}, "Unrelated": {"x": (-1, 1)}}
+
+    def load(spec: LoaderSpec, device: torch.device) -> LoadedModel:
+        name = str(spec.python).partition(":")[2]
+        return dataclasses.replace(load_model(spec, device), bounds=bounds[name])
+
+    monkeypatch.setattr(heads_module, "load_model", load)
+    device, spec = hosted(head("two", Two), head("five", Five), head("other", Unrelated))
+    device.load(spec)
+    names = ["two", "five", "other"]
+    rows = [NamedTensor("x", np.full(WIDTH, value, np.float32)) for value in (5, -1, 20) for _ in names]
+    part = JobPart(9, rows, [ModelId(name) for name in names] * 3)
+    ran = device.run(Job(SLICE, BatchId(1), ModelId("all"), [part]))
+    assert [(one.row, one.reason) for one in ran.rejected] == [
+        (2, "input 'x' holds 5.0 to 5.0, not -1 to 1"),
+        (3, "input 'x' holds -1.0 to -1.0, not 0 to 9"),
+        (6, "input 'x' holds 20.0 to 20.0, not 0 to 9"),
+        (8, "input 'x' holds 20.0 to 20.0, not -1 to 1"),
+    ]
+
+
+class InHalf(Five):
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"logits": self.net(batch["x"]).bfloat16()}
+
+
+@pytest.mark.parametrize("class_", [Two, InHalf])
+def test_what_a_head_is_said_to_give_is_what_comes(class_: type[Two]) -> None:
+    device, spec = hosted(head("half", InHalf), head("other", class_))
+    (replica,) = device.load(spec)
+    assert {one.outputs[0].dtype for one in replica.heads} == {replica.outputs[0].dtype} == {"float32"}
+    row = NamedTensor("x", np.ones(WIDTH, np.float32))
+    part = JobPart(2, [row, row], [ModelId("other"), ModelId("half")])
+    (logits,) = device.run(Job(SLICE, BatchId(1), ModelId("all"), [part])).outputs
+    alone = Backbone(class_.classes).eval()(torch.ones(1, WIDTH))[0].detach().numpy()
+    tolerance = 1e-5 if class_ is Two else 1e-2
+    np.testing.assert_allclose(logits.array[0][: class_.classes], alone, rtol=tolerance, atol=tolerance)
 
 
 def test_a_model_without_heads_ignores_what_is_said_of_them() -> None:
@@ -276,6 +320,34 @@ def test_whose_code_does_not_take_the_rows_of_a_trial_runs_apart(merge: str) -> 
     assert loaded.not_merged == "they do not run together (ValueError: a picture has no values below 0)"
     rows = {"x": torch.ones(2, WIDTH), HEAD_INPUT: torch.tensor([1, 0])}
     assert loaded.model.infer(rows)["logits"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("merge", ["prefix", "stacked", "operators"])
+def test_heads_that_must_not_run_a_request_twice_do_not(merge: str) -> None:
+    """A joint run calls `infer` more than once, and where it goes wrong all over again."""
+    begun: list[tuple[str, list[float]]] = []
+
+    class Booking(Two):
+        def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+            begun.append((type(self).__name__, batch["x"][:, 0].tolist()))
+            answer = super().infer(batch)
+            if batch["x"].max() > 100:
+                raise ValueError("too much")
+            return answer
+
+    class BookingToo(Booking):
+        pass
+
+    globals().update(Booking=Booking, BookingToo=BookingToo)
+    device, spec = hosted(head("a", Booking), head("b", BookingToo), merge=merge)
+    (replica,) = device.load(replace(spec, models=(replace(spec.models[0], is_idempotent=False),)))
+    assert replica.not_merged == "a joint run may run a request twice, which idempotent: false forbids"
+    begun.clear()
+    rows = [NamedTensor("x", np.full(WIDTH, value, np.float32)) for value in (1, 1_000)]
+    part = JobPart(2, rows, [ModelId("a"), ModelId("b")])
+    with pytest.raises(ValueError, match="too much"):
+        device.run(Job(SLICE, BatchId(1), ModelId("all"), [part]))
+    assert begun == [("Booking", [1.0]), ("BookingToo", [1_000.0])]
 
 
 @pytest.mark.parametrize("merge", ["stacked", "operators"])
