@@ -60,7 +60,6 @@ from roles.applications.tally import StageTally
 from roles.frontend.admission import (
     admit,
     budget_left_ms,
-    unheard_reason,
     way_kept_ms,
 )
 from roles.frontend.announced_runs import coded
@@ -309,9 +308,9 @@ class FrontendCore:
         self.offences.forget(client)
         self._drain.gone(client)
         for request in self._pending.of_client(client):
-            self._requests.finish(request)
             self._counts["abandoned"] += 1
             self.recorder.refused(request, ABANDONED, "its client went away", self._now_ms)
+            self._requests.finish(request)
 
     def _on_asked(self, asked: Asked) -> None:
         name, models = asked.message.model_id, self._shards.models
@@ -513,14 +512,7 @@ class FrontendCore:
             return
         for request in requests:
             self._requests.leave_queue(request)
-            self._refuse_forgotten(request)
-
-    def _refuse_forgotten(self, request: Request) -> None:
-        """A shard that does not answer may have its model: that is worth another try."""
-        unheard = self._shards.unheard
-        error = NoReplica if unheard else ModelNotFound
-        reason = unheard_reason(unheard) if unheard else f"model {request.asked_name!r} was removed"
-        self._requests.refuse(request, error, reason)
+            self._requests.refuse_forgotten(request)
 
     def _refuse_removed(self, removed: set[ModelId]) -> None:
         for model_id in removed:
@@ -529,7 +521,7 @@ class FrontendCore:
         for request in [
             one for one in self._pending if one.model_id in removed and one.stage is not RequestState.GRANTED
         ]:
-            self._refuse_forgotten(request)
+            self._requests.refuse_forgotten(request)
 
     def _announce_all_again(self, link: ShardLink) -> None:
         """All that was never granted. A scheduler that was only silent still has it queued: take that back."""

@@ -13,12 +13,14 @@ from fabric.errors import (
     REQUEST_ERRORS,
     DeadlineExceeded,
     Internal,
+    ModelNotFound,
+    NoReplica,
     RequestError,
     WorkerLost,
 )
 from fabric.ids import BatchId, ModelId
 from fabric.messages import ModelInfo, Refusal, SeqRun, TensorSpec
-from roles.frontend.admission import bytes_kept, encoded_image
+from roles.frontend.admission import bytes_kept, encoded_image, unheard_reason
 from roles.frontend.arrivals import Gatherer
 from roles.frontend.estimates import Estimates
 from roles.frontend.events import FrontendAction, Preprocess, Release, Reply, Tell
@@ -152,14 +154,16 @@ class RequestLifecycle:
     ) -> None:
         """Its grant came to nothing: announce it once more, or refuse it."""
         self.leave_queue(request)
-        if request.stage is RequestState.GRANTED:
-            self._pending.keep_former(request)
-        self._pending.leave_slice(request)
         request.has_lost_worker |= error is WorkerLost
         if may_have_run and not self._is_idempotent(request.model_id):
             self.refuse(request, error, f"{reason}, and its model must not run it twice")
+        elif self._shards.of(request.model_id) is None:
+            self.refuse_forgotten(request)
         elif request.may_try_again(was_late=was_late):
             self._counts["announced_again"] += 1
+            if request.stage is RequestState.GRANTED:
+                self._pending.keep_former(request)
+            self._pending.leave_slice(request)
             request.step(RequestTransition.GIVE_BACK)
             self.gather(request)
         else:
@@ -183,6 +187,13 @@ class RequestLifecycle:
         else:
             self.refuse(request, error, reason, retry_after_ms)
 
+    def refuse_forgotten(self, request: Request) -> None:
+        """Its model was removed; but a shard that does not answer may have it: that is worth another try."""
+        unheard = self._shards.unheard
+        error = NoReplica if unheard else ModelNotFound
+        reason = unheard_reason(unheard) if unheard else f"model {request.asked_name!r} was removed"
+        self.refuse(request, error, reason)
+
     def refuse(
         self,
         request: Request,
@@ -191,8 +202,8 @@ class RequestLifecycle:
         retry_after_ms: float | None = None,
     ) -> None:
         """Its one final answer is an error."""
+        self._recorder.refused(request, error.code, reason, self._now_ms)  # while it has its place
         self.finish(request)
-        self._recorder.refused(request, error.code, reason, self._now_ms)
         if request.task is not None:
             self._counts["tasks_refused"] += 1
             self._applications.dropped(request.task, error.code, reason, retry_after_ms)

@@ -62,7 +62,7 @@ class Shards:
         self.models: dict[ModelId, ModelInfo] = {}
         """Of every model, as the shard has it that its requests go to."""
         self.heads: dict[ModelId, ModelInfo] = {}
-        """Of every head of these, as clients ask it."""
+        """Of every head of these, as clients ask it; where two have it, of the one that counts for more."""
         self._routes: dict[ModelId, ShardLink] = {}
         self._having: dict[ModelId, list[ShardLink]] = {}
         """Whose directory lists a model: one shard, but while it moves."""
@@ -154,25 +154,20 @@ class Shards:
                 (other.elsewhere.discard if other is link else other.elsewhere.add)(model_id)
             if link is not None:
                 self._routes[model_id] = link
-                self._put(link.known.models[model_id])
+                self.models[model_id] = link.known.models[model_id]
                 if link is not former:
                     moved.append(model_id)
             elif former is not None:
-                del self._routes[model_id], self._having[model_id]
-                self._drop_heads(self.models.pop(model_id))
+                del self._routes[model_id], self._having[model_id], self.models[model_id]
                 removed.append(model_id)
+        self._find_heads()
         return Rerouted(tuple(moved), tuple(removed))
 
-    def _put(self, info: ModelInfo) -> None:
-        former = self.models.get(info.model_id)
-        if former is not None:
-            self._drop_heads(former)
-        self.models[info.model_id] = info
-        self.heads.update((head.model_id, _as_asked(head, info)) for head in info.heads)
-
-    def _drop_heads(self, info: ModelInfo) -> None:
-        for head in info.heads:
-            self.heads.pop(head.model_id, None)
+    def _find_heads(self) -> None:
+        """From all that is listed now: names go from model to model in any order."""
+        having = [info for info in self.models.values() if info.heads]
+        having.sort(key=lambda one: (_rank(self._routes[one.model_id], one.model_id), one.model_id))
+        self.heads = {head.model_id: _as_asked(head, info) for info in having for head in info.heads}
 
     def untold(self) -> Iterator[tuple[ShardLink, Left]]:
         """What linked shards have yet to hear of the models that they list and others serve."""

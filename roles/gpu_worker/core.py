@@ -2,7 +2,8 @@
 
 Three links lead here. The *agent* says what to host and when to stop. The *scheduler* grants batches. Frontends
 push inputs, and outputs go straight back to them. Everything that is asked ends in exactly one `Done` to the
-scheduler, and every live request of it in one row of `Outputs`, in one `BatchFailed`, or in `Done.missing`.
+scheduler, and every live request of it in one row of `Outputs`, in one `BatchFailed`, or in `Done.missing`. `missing`
+never ran. Of what the device still has when the process ends nobody knows that: its frontends see the slice go.
 
 A worker that may outlive its agent serves on when that is gone, and says hello with what it hosts until the next
 agent of this host adopts it by telling it what to host, or its time is over. Who hosts nothing ends at once.
@@ -193,7 +194,7 @@ class WorkerCore:
             case ModelLoaded():
                 return self._changes.loaded(event, now_ms)
             case DeviceBroken():
-                return self._break(event.reason)
+                return self._break(event.reason, now_ms)
             case RunAborted():
                 return self._aborted(event, now_ms)
             case StopAsked():
@@ -306,7 +307,7 @@ class WorkerCore:
                 actions.append(Send(AGENT, self._registration.slice_ready(slice_)))
             elif slice_.state is HostedState.FAILED:
                 actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
-            elif slice_.loading is not None:
+            if slice_.loading is not None:
                 actions.append(Send(AGENT, Loading(slice_id, slice_.loading)))
         return actions
 
@@ -367,13 +368,18 @@ class WorkerCore:
     def _load_failed(self, event: LoadFailed) -> list[WorkerAction]:
         slice_ = self._slices[event.slice_id]
         slice_.has_loaded = True
+        slice_.loading = None
         slice_.go_on(HostedTransition.BROKEN)
         slice_.reason = event.reason
         failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
         return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
 
     def _break(
-        self, reason: str, exit_code: int = EXIT_FAILURE, hung: tuple[SliceId, ModelId] | None = None
+        self,
+        reason: str,
+        now_ms: float,
+        exit_code: int = EXIT_FAILURE,
+        hung: tuple[SliceId, ModelId] | None = None,
     ) -> list[WorkerAction]:
         """The device is gone: answer for everything, tell the agent, end."""
         actions: list[WorkerAction] = []
@@ -381,12 +387,12 @@ class WorkerCore:
             slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
             loading = slice_.loading
-            slice_.queue.ahead = None  # it never begins
             for batch in slice_.queue.started:
                 loading = None  # what loads beside a batch need not be what broke the device
                 actions += self._runs.end_broken(slice_, batch, reason)
             for batch in slice_.queue.take_waiting():
                 actions += self._runs.end_unlaunched(batch)
+            actions += self._runs.end_with_process(slice_, now_ms)
             slice_id = slice_.spec.slice_id
             guilty = hung[1] if hung is not None and hung[0] == slice_id else loading
             failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
@@ -482,17 +488,17 @@ class WorkerCore:
             if running.overdue_at_ms > now_ms:
                 continue
             if now_ms - running.overdue_at_ms < OWN_GAP_MS:
-                return self._hung(slice_, running)
+                return self._hung(slice_, running, now_ms)
             self._runs.expect(slice_, running, now_ms)
         return self._runs.launch(slice_, now_ms) + self._look_ahead(slice_, now_ms)
 
-    def _hung(self, slice_: HostedSlice, batch: Batch) -> list[WorkerAction]:
+    def _hung(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
         """Nothing runs on this device any more: as if it were broken, but the agent hears whose doing it is."""
         model_id = batch.run.model_id
         limit_ms = slice_.run_limit_ms(model_id, len(batch.rows))
         reason = f"model {model_id!r} hung: a batch of {len(batch.rows)} did not end within {limit_ms:.0f} ms"
         self.counters["runs_hung"] += 1
-        return self._break(reason, EXIT_HUNG, (slice_.spec.slice_id, model_id))
+        return self._break(reason, now_ms, EXIT_HUNG, (slice_.spec.slice_id, model_id))
 
     def _look_ahead(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """Set the slice's alarm, and let go what nobody wants any more."""
@@ -625,15 +631,13 @@ class WorkerCore:
     def _end_if_stopped(self, now_ms: float) -> list[WorkerAction]:
         if self._stop_by_ms is None or self._has_ended:
             return []
-        running = [(slice_.queue, batch) for slice_ in self._slices.values() for batch in slice_.queue]
-        if not running:
+        if not any(len(slice_.queue) for slice_ in self._slices.values()):
             return [self._end(0, "stopped")]
         if now_ms < self._stop_by_ms:
             return []
         actions: list[WorkerAction] = []
-        for queue, batch in running:
-            actions += self._runs.end_unlaunched(batch)
-            queue.end(batch)
+        for slice_ in self._slices.values():
+            actions += self._runs.end_with_process(slice_, now_ms)
         return [*actions, self._end(0, "stopped with batches running: the grace is over")]
 
     def _end(self, exit_code: int, reason: str) -> End:

@@ -138,8 +138,18 @@ class Runs:
             code = "WorkerLost"
         return actions + self._end_failed(slice_, batch)
 
+    def end_with_process(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
+        """What the device has and has not answered for, when the process ends: it may have run.
+
+        Frontends hear that the slice is gone, and announce again what may run twice.
+        """
+        actions: list[WorkerAction] = []
+        for batch in slice_.queue:
+            actions += self._end_failed(slice_, slice_.queue.started_as(batch.run.batch_id, now_ms))
+        return actions
+
     def end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
-        """Too late, or stopping: everything goes back, what had come as well."""
+        """Too late, or stopping, and never begun: everything goes back, what had come as well."""
         self._counters["batches_expired"] += 1
         return [*release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
 

@@ -434,7 +434,8 @@ class NodeAgentCore:
             case Loading(slice_id, model_id):
                 worker = self._worker_at(peer)
                 if slice_id in worker.slices:
-                    worker.loading = slice_id, model_id
+                    worker.loading.pop(slice_id, None)
+                    worker.loading[slice_id] = model_id
             case _:
                 raise AssertionError("checked before")
 
@@ -475,7 +476,7 @@ class NodeAgentCore:
             case SliceReady() if worker.state is WorkerState.WAITING or self._is_stopping:
                 pass  # the news of its end was quicker; or ours, and the slice drains
             case SliceReady():
-                worker.loading = None
+                worker.loading.pop(slice_id, None)
                 self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
             case SliceFailed() if (
@@ -483,7 +484,8 @@ class NodeAgentCore:
             ):
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
-                worker.loading, spec = None, worker.slices.pop(slice_id)
+                worker.loading.pop(slice_id, None)
+                spec = worker.slices.pop(slice_id)
                 if self._is_stopping:
                     self._reports.refuse(spec, reason, incarnation)
                 else:

@@ -112,6 +112,8 @@ def _stages(request: RequestSeen, own: BatchSeen | None) -> Iterator[str]:
             yield f"That batch took {shown_ms(own.entry.exec_ms)}, {slower:.1f} times what it should ({shown_ms(own.entry.table_ms)})."
     elif own is not None:
         yield f"It was granted to {own.slice_id} in a batch of {own.entry.batch_size}, which ended '{own.entry.status}'."
+    elif request.batch_id:
+        yield f"It was granted to {ledger.slice_id or 'a slice'}; how its batch ended is not remembered."
     elif request.record.outcome not in ("abandoned", "Cancelled"):
         yield "No slice was given to it."
     if request.record.tries > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fabric.ids import Epoch, Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
 from fabric.messages import AnyMessage, EpochGranted, Host, SliceFailed, SliceSpec, SliceState, Stop
@@ -42,8 +42,8 @@ class Worker:
     """It was ended for want of its MPS daemon, which is no failure of its own."""
     unready_since_ms: float | None = None
     """The start of a process that has never had everything loaded; None: it has."""
-    loading: tuple[SliceId, ModelId] | None = None
-    """What its process was loading when it was last heard of."""
+    loading: dict[SliceId, ModelId] = field(default_factory=dict)
+    """What its process was loading for each slice when it was last heard of, the newest last."""
     tell_at_ms: float | None = None
     """When it has to be told again what to host: it may not have heard it."""
     is_a_models_doing: bool = False
@@ -213,7 +213,7 @@ class Workers:
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = worker.is_a_models_doing = False
-        worker.loading = worker.tell_at_ms = None
+        worker.loading, worker.tell_at_ms = {}, None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
         # A process can be the client of one daemon only, and stages share their GPUs with nobody.
@@ -299,8 +299,7 @@ class Workers:
 
     def _suspect(self, worker: Worker, slice_id: SliceId, model_id: ModelId, now_ms: float) -> None:
         spec = worker.slices.get(slice_id)
-        is_hosted = spec is not None and any(one.model_id == model_id for one in spec.models)
-        if spec is None or not is_hosted or worker.is_a_models_doing:
+        if spec is None or worker.is_a_models_doing or all(one.model_id != model_id for one in spec.models):
             return
         worker.is_a_models_doing = True
         times = self._suspects.note(spec, model_id, worker.end_reason, now_ms)
@@ -321,9 +320,10 @@ class Workers:
             worker.limit_at_ms = now_ms
             return
         reason = with_last_words(worker.end_reason or how_it_ended(code), last_words)
-        if worker.loading is not None:
-            worker.end_reason = f"{reason} (while it loaded {worker.loading[1]})"[:REASON_CHARS_MAX]
-            self._suspect(worker, *worker.loading, now_ms)
+        if worker.loading:
+            slice_id, model_id = worker.loading.popitem()
+            worker.end_reason = f"{reason} (while it loaded {model_id})"[:REASON_CHARS_MAX]
+            self._suspect(worker, slice_id, model_id, now_ms)
         for slice_id in worker.slices:
             self._reports.report(slice_id, SliceState.LOST, reason)
         if worker.is_a_models_doing:  # which is left out in the end, so this does

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fabric.ids import ModelId
-from fabric.messages import Answer, Arrivals, HeadInfo, Refusal, TensorInfo
-from roles.frontend.events import PushInputs, Reply, TurnEnded
-from tests.builders import asked, computed, directory, grant, model_info, of_type, slice_info
+from fabric.messages import Answer, Arrivals, HeadInfo, ModelInfo, Refusal, TensorInfo
+from roles.frontend.core import FrontendCore
+from roles.frontend.events import PushInputs, Reply, SchedulerSaid, TurnEnded
+from roles.runtime.core import Tick
+from tests.builders import (
+    asked,
+    computed,
+    directory,
+    frontend_settings,
+    grant,
+    model_info,
+    of_type,
+    slice_info,
+)
 from tests.frontend_stage import linked_core, refusals, told
 
 CATS, DOGS = ModelId("cats"), ModelId("dogs")
@@ -52,6 +65,45 @@ def test_inputs_say_for_which_head_each_request_is_and_answers_find_their_reques
             one.message.request_no for one in of_type(Reply, actions) if isinstance(one.message, Answer)
         ]
     assert answered == [0, 2, 1]
+
+
+def with_heads(model_id: str, *heads: ModelId, replicas: int = 1) -> ModelInfo:
+    info = model_info(model_id, inputs=(), replicas=replicas)
+    return replace(info, heads=tuple(HeadInfo(head, 50.0) for head in heads))
+
+
+def whose(core: FrontendCore) -> dict[str, str]:
+    return {model.model_id: model.head_of for model in core.models}
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.sets(st.sampled_from([CATS, DOGS]), min_size=1))),
+    st.dictionaries(st.sampled_from("abc"), st.sets(st.sampled_from([CATS, DOGS]), min_size=1)),
+)
+def test_whose_a_head_is_follows_from_what_is_listed_now_whatever_was(
+    former: list[dict[str, set[ModelId]]], last: dict[str, set[ModelId]]
+) -> None:
+    def listed(heads: dict[str, set[ModelId]]) -> SchedulerSaid:
+        return directory([with_heads(name, *sorted(its)) for name, its in heads.items()])
+
+    core, fresh = linked_core(model_info("other")), linked_core(model_info("other"))
+    for now_ms, heads in enumerate([*former, last]):
+        core.handle(listed(heads), float(now_ms))
+    fresh.handle(listed(dict(sorted(last.items()))), 0.0)
+    assert whose(core) == whose(fresh)
+    assert whose(core).keys() == {head for heads in last.values() for head in heads}
+
+
+def test_a_head_that_moves_to_another_shards_model_is_always_found() -> None:
+    core = FrontendCore(frontend_settings(shards=2))
+    core.handle(Tick(), 0.0)
+    core.handle(directory([with_heads("a", CATS, DOGS)]), 0.0)
+    core.handle(directory([with_heads("b", DOGS, replicas=0)], [], shard=1), 0.0)
+    assert whose(core) == {CATS: "a", DOGS: "a"}, "which serves it"
+    core.handle(directory([with_heads("b", DOGS)], [slice_info("h1/gpu0/0")], shard=1), 1.0)
+    core.handle(directory([with_heads("a", CATS)]), 2.0)
+    assert whose(core) == {CATS: "a", DOGS: "b"}
+    assert refusals(core.handle(asked(1, DOGS, specs=()), 3.0)) == []
 
 
 def test_a_model_without_heads_says_none() -> None:

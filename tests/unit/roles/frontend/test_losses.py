@@ -128,6 +128,20 @@ def test_what_must_not_run_twice_is_announced_again_only_if_it_has_not_run() -> 
     assert refusals(core.handle(gone, 3.0)) == [(2, "WorkerLost")]
 
 
+def test_what_comes_back_of_a_model_that_was_removed_is_refused_at_once() -> None:
+    core = linked_core()
+    for number in (1, 2):
+        core.handle(asked(number), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1), batch_id=1), 1.0)
+    core.handle(grant((1, 1), batch_id=2), 1.0)
+    assert refusals(core.handle(directory([]), 2.0)) == [], "what its worker has it may finish"
+    returned = Returned(BatchId(1), ModelId(DIGITS), (SeqRun(0, 1),), "its slice was late")
+    assert refusals(core.handle(SchedulerSaid(returned), 3.0)) == [(1, "ModelNotFound")]
+    assert refusals(core.handle(directory([], slices=[]), 4.0)) == [(2, "ModelNotFound")]
+    assert core.counters["pending"] == 0
+
+
 # ---------------------------------------------------------------- the end, in order
 
 

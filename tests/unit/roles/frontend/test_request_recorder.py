@@ -7,12 +7,20 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from fabric.ids import ModelId, PeerId
-from fabric.messages import CancelRequest, Dropped, RecordsAsked, RequestsRemembered, SeqRun
+from fabric.ids import BatchId, ModelId, PeerId
+from fabric.messages import (
+    BatchFailed,
+    CancelRequest,
+    Dropped,
+    RecordsAsked,
+    RequestsRemembered,
+    SeqRun,
+)
 from roles.frontend.arrival_bins import MinuteBins
 from roles.frontend.core import FrontendCore
-from roles.frontend.events import ClientSaid, Reply, SchedulerSaid, TurnEnded
+from roles.frontend.events import ClientSaid, FrontendEvent, Reply, SchedulerSaid, TurnEnded, WorkerSaid
 from roles.frontend.recorder import MODELS_MAX, RECORDS_MAX, REMEMBERED_MAX, RequestRecorder
 from roles.runtime.core import Lost, Tick
 from roles.runtime.metrics import catalog
@@ -198,6 +206,31 @@ def test_a_flood_of_refusals_has_its_bound_and_leaves_what_was_good() -> None:
         found += [one.outcome for one in page]
         before = page[-1].number
     assert Counter(found) == {"DeadlineExceeded": REMEMBERED_MAX // 2, "good": 1}
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [
+        (Tick(), "DeadlineExceeded"),
+        (ClientSaid(CLIENT, CancelRequest(1)), "Cancelled"),
+        (Lost(CLIENT, "closed"), "abandoned"),
+        (WorkerSaid(BatchFailed(BatchId(7), SLICE, DIGITS, (0,), "Internal", "it raised")), "Internal"),
+        (directory((replace(model_info(), is_idempotent=False),), slices=()), "WorkerLost"),
+    ],
+)
+def test_one_that_ends_while_it_is_granted_is_remembered_with_its_slice(
+    event: FrontendEvent, outcome: str
+) -> None:
+    core = FrontendCore(frontend_settings())
+    core.handle(Tick(), 0.0)
+    core.handle(directory((replace(model_info(), is_idempotent=False),)), 0.0)
+    core.handle(asked(1), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1), batch_id=7), 2.0)
+    core.handle(event, 100.0 if isinstance(event, Tick) else 50.0)
+    (record,) = core.recorder.remembered(RecordsAsked(DIGITS, 1 << 40), 200.0).requests
+    assert (record.outcome, record.batch_id) == (outcome, 7)
+    assert (record.ledger.slice_id, record.ledger.waited_ms) == (SLICE, 2.0)
 
 
 def test_only_the_operator_may_ask() -> None:

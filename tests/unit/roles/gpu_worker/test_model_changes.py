@@ -18,7 +18,9 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
+from roles.gpu_worker.core import TELL_AGAIN_MS
 from roles.gpu_worker.events import (
+    AgentUntold,
     BatchRan,
     End,
     Execute,
@@ -83,6 +85,16 @@ def test_a_model_more_is_loaded_beside_those_that_serve_and_announced_when_it_is
     core.handle(run_batch(model_id="b", batch_id=3), 6.0)
     (execute,) = actions_of(Execute, core.handle(inputs(0, 1, model_id="b", batch_id=3), 7.0))
     assert execute.run.model_id == "b"
+
+
+def test_an_agent_that_has_to_be_told_again_hears_last_what_is_loaded_beside() -> None:
+    """Should the process end in that load, it is the model's doing."""
+    core = serving_core(hosting("a"))
+    core.handle(host(hosting("a", "b")), 1.0)
+    core.handle(AgentUntold(), 1.0)
+    again = actions_of(Send, core.handle(Tick(), 1.0 + TELL_AGAIN_MS))
+    assert [type(one.message) for one in again] == [SliceReady, Loading]
+    assert again[-1] == Send(AGENT, Loading(SLICE, ModelId("b")))
 
 
 def test_models_are_loaded_one_after_the_other() -> None:

@@ -168,12 +168,32 @@ def test_a_worker_that_stops_takes_back_what_has_not_begun() -> None:
     assert actions_of(End, core.handle(ran(1, 0.0), 7.0)) == [End(0, "stopped")]
 
 
-def test_a_device_that_breaks_has_failed_what_ran_and_not_what_was_to_come() -> None:
+def test_what_the_device_does_not_give_back_before_a_stop_is_over_may_have_run() -> None:
     core = serving_core()
     grant(core, 1, 0.0)
     grant(core, 2, 1.0)
+    core.handle(Heard(AGENT, Stop(5.0)), 2.0)
+    actions = core.handle(Tick(), 7.0)
+    assert [(done.batch_id, done.status, done.missing) for done in sent(Done, actions)] == [
+        (1, "failed", ()),
+        (2, "failed", ()),
+    ]
+    assert actions_of(End, actions)
+
+
+def test_a_device_that_breaks_has_failed_what_ran_and_what_it_had_may_have_begun() -> None:
+    core = serving_core()
+    grant(core, 1, 0.0)
+    grant(core, 2, 1.0)
+    grant(core, 3, 1.0)
     actions = core.handle(DeviceBroken("poisoned"), 2.0)
-    assert [(done.batch_id, done.status) for done in sent(Done, actions)] == [(1, "failed"), (2, "expired")]
+    assert [(done.batch_id, done.status, len(done.missing)) for done in sent(Done, actions)] == [
+        (1, "failed", 0),
+        (3, "expired", 1),
+        (2, "failed", 0),
+    ]
+    failed = [push.message for push in actions_of(PushOutputs, actions)]
+    assert [one.batch_id for one in failed] == [1], "of the other one its frontends see the slice go"
 
 
 def test_a_batch_that_failed_is_run_apart_behind_the_one_that_has_begun() -> None:

@@ -694,8 +694,19 @@ def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
     core.handle(Heard(AGENT, Stop(5.0)), 1.0)
     assert core.wake_at_ms == 6.0
     actions = core.handle(Tick(), 6.0)
-    assert [done.missing for done in sent(Done, actions)] == [(part((0, 2)),)]
+    assert sent(Done, actions) == [done_of(run_batch(), "failed")], "it may have run: nothing is missing"
+    assert actions_of(PushOutputs, actions) == [], "nor failed: its frontends see the slice go"
     assert isinstance(actions[-1], End)
+
+
+def test_of_a_batch_that_a_stop_gives_up_only_the_parts_that_had_not_come_are_missing() -> None:
+    core = serving_core()
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(run_batch(part((0, 2)), part((9, 1)), latest_in_ms=10.0), 0.0)
+    assert actions_of(Execute, core.handle(Tick(), 10.0))
+    core.handle(Heard(AGENT, Stop(5.0)), 11.0)
+    (done,) = sent(Done, core.handle(Tick(), 16.0))
+    assert (done.status, done.missing) == ("failed", (part((9, 1)),))
 
 
 def test_what_was_granted_is_served_without_a_scheduler_and_readiness_said_again_when_it_is_back() -> None:

@@ -240,7 +240,7 @@ def test_a_broken_gpu_answers_for_every_stage() -> None:
     stage.hear(DeviceBroken("GPU 1 is gone"))
     failed = [action.message for _, action in stage.said if isinstance(action, PushOutputs)]
     assert [one.batch_id for one in failed if isinstance(one, BatchFailed)] == [1, 2]
-    assert stage.ends() == [(5.0, 1, "failed"), (5.0, 2, "failed"), (5.0, 3, "expired")]
+    assert stage.ends() == [(5.0, 1, "failed"), (5.0, 2, "failed"), (5.0, 3, "failed")]
 
 
 def test_a_stage_that_does_not_end_has_hung_though_the_first_one_goes_on() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -276,6 +277,20 @@ def test_a_model_that_ended_its_worker_is_suspected_whatever_its_neighbours_are(
     ((_, told_it),) = sent(host.greet(started.worker_id))
     assert isinstance(told_it, Host)
     assert told_it.left_out == (), "it is specified otherwise"
+
+
+@pytest.mark.parametrize(("ready", "suspects"), [("x", 0), ("y", 1)])
+def test_a_model_that_loads_beside_is_suspected_until_its_own_slice_is_ready_again(
+    ready: str, suspects: int
+) -> None:
+    host = Agent("emulated")
+    x = replace(hosting("x", "m", "n"), device="emulated")
+    (started,) = host.serve(x, spec("y", "emulated"))
+    host.hear(started.worker_id, Loading(x.slice_id, ModelId("n")))
+    host.ready(started.worker_id, ready)
+    warned = [action for action in host.exit(started.worker_id) if isinstance(action, Warn)]
+    assert len(warned) == suspects
+    assert all(f"slice={x.slice_id} model=n" in action.text for action in warned)
 
 
 # ---------------------------------------------------------------- losing

@@ -131,6 +131,13 @@ def test_what_nothing_explains_is_said_to_be_so() -> None:
     assert its.sentences[-1] == "No single change that is known here would have brought it in time."
 
 
+def test_a_request_whose_batch_is_not_remembered_was_granted_all_the_same() -> None:
+    ledger = Ledger(waited_ms=1.0, total_ms=30.0, slice_id=HERE, request_id="a-1")
+    record = RequestRecord(1, "a-1", OURS, "WorkerLost", "", 0.0, 100.0, ledger, BatchId(9))
+    its = explain(RequestSeen(record, 1_000.0, 1_030.0), [], {HERE})
+    assert "It was granted to here/gpu0/0; how its batch ended is not remembered." in its.sentences
+
+
 def test_each_request_is_exported_once_as_a_span_with_its_stages_below() -> None:
     exporter = InMemorySpanExporter()
     spans = Spans(exporter)
