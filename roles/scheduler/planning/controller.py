@@ -259,8 +259,8 @@ class Controller:
             if self._is_carried_over:
                 self._ask("the file has changed", self._desired)
             elif leaving := tuple(filter(self._has_gone, self._desired.model_ids)):
-                gone = ModelsRemove(0, leaving)
-                self._ask(_described(gone), self._desired.without(leaving), None, gone)
+                change = ModelsRemove(0, leaving)
+                self._ask(_described(change), self._desired.without(leaving), None, change)
         while self._changes and self._task is None:
             self._begin_change(*self._changes.popleft(), now_ms)
         if self._task is not None or now_ms < self._rests_until_ms:
