@@ -421,7 +421,16 @@ class SchedulerCore:
             return _NOTHING  # old news of a former incarnation
         if status.state in (SliceState.FAILED, SliceState.LOST, SliceState.STOPPED):
             self._slices_changed(now_ms)
-            return self._slices_down([record], SliceState(status.state), status.reason, now_ms)
+            actions = self._slices_down([record], SliceState(status.state), status.reason, now_ms)
+            if (
+                status.state == SliceState.FAILED
+                and self.controller is not None
+                and self.controller.is_moving
+            ):
+                # At once: who waits for it waits from now on for what starts again in its place.
+                self.controller.tick(now_ms)
+                actions.extend(self._actuator.take(now_ms))
+            return actions
         if record.is_ready:
             return self._slice_leaves_or_stays(record, status, now_ms)
         if status.state == SliceState.STARTING and not status.incarnation:

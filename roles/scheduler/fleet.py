@@ -6,6 +6,7 @@ on; a slice of another incarnation is another slice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -189,9 +190,12 @@ class Fleet:
         self.starts = StartTimes()
         self.absences = Absences()
         self.slices = {record.spec.slice_id: record for record in slices}
+        self._hosts: Counter[ModelId] = Counter()
+        """How many slices should host each model,"""
+        self._hosts_running_once: Counter[ModelId] = Counter()
+        """and as one that must not run a request twice."""
         self._runs_once: set[ModelId] = set()
-        for record in self.slices.values():
-            self._note_models(record)
+        """Where none should host it just now, it is as it was."""
         self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
@@ -200,6 +204,8 @@ class Fleet:
         self.devices: dict[NodeId, NodeRecord] = {}
         """Kept when the agent of a planned node is lost: its age says so."""
         self._slo_ms = slo_ms
+        for record in self.slices.values():
+            self._note_models(record, +1)
         self.replicas = dict.fromkeys(slo_ms, 0)
         """Slices that get batches of each model."""
         self._hostings: WeakValueDictionary[tuple[ReplicaInfo, ...], Hosting] = WeakValueDictionary()
@@ -211,14 +217,15 @@ class Fleet:
     def add_slice(self, record: SliceRecord) -> None:
         """Another slice that should exist."""
         self.slices[record.spec.slice_id] = record
-        self._note_models(record)
+        self._note_models(record, +1)
         self.slice_starts(record)
 
     def respecify(self, record: SliceRecord, models: tuple[ModelSpec, ...]) -> None:
         """A slice should host these models from now on. Replicas of others are as good as gone."""
         self._count(record, -1)
+        self._note_models(record, -1)
         record.spec = replace(record.spec, models=models)
-        self._note_models(record)
+        self._note_models(record, +1)
         names = {model.model_id for model in models}
         record.leaving &= names
         record.left_out = tuple(out for out in record.left_out if out.model_id in names)
@@ -233,6 +240,7 @@ class Fleet:
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
         self._serves_no_more(record)
+        self._note_models(record, -1)
         del self.slices[record.spec.slice_id]
         self.starts.forget(record.spec.slice_id)
         self.absences.end(record.spec.slice_id, self.now_ms)
@@ -258,8 +266,7 @@ class Fleet:
             self._heads[model_id] = heads
         if model_id not in self.replicas:
             self.replicas[model_id] = sum(r.served.count(model_id) for r in self.slices.values())
-            hosted = (one for r in self.slices.values() for one in r.spec.models if one.model_id == model_id)
-            if not all(one.is_idempotent for one in hosted):
+            if self._hosts_running_once[model_id]:
                 self._runs_once.add(model_id)
         self.version += 1
 
@@ -552,8 +559,18 @@ class Fleet:
             self._hostings[replicas] = known
         return known
 
-    def _note_models(self, record: SliceRecord) -> None:
-        self._runs_once.update(model.model_id for model in record.spec.models if not model.is_idempotent)
+    def _note_models(self, record: SliceRecord, step: int) -> None:
+        """Around whatever changes what a slice should host: off before, on again behind it."""
+        for model in record.spec.models:
+            model_id = model.model_id
+            self._hosts[model_id] += step
+            self._hosts_running_once[model_id] += 0 if model.is_idempotent else step
+            if self._hosts_running_once[model_id]:
+                self._runs_once.add(model_id)
+            elif self._hosts[model_id] or model_id not in self._slo_ms:
+                self._runs_once.discard(model_id)
+            if not self._hosts[model_id]:
+                del self._hosts[model_id], self._hosts_running_once[model_id]
 
     def _coming_in_ms(self, model_id: ModelId) -> float | None:
         if self.replicas[model_id]:

@@ -4,7 +4,7 @@ A slice's own last start says best what its next one takes; of a slice that has 
 models say it, the slowest of them. Who needs more than twice that may need as long again as it has taken by now: requests wait
 for it by that, the longer it takes the fewer.
 
-A slice in whose place another one has to end first starts when that has ended, and is expected from the moment at which that gets no more batches.
+A slice that can only start when another one has ended is expected from the moment at which that other one gets no more batches.
 
 A slice whose agent says that it is ready has not to start: its worker has only to say so too. That is a matter of one message,
 which a busy host may delay; it is expected at once, for `THERE_MS`.
@@ -31,7 +31,7 @@ class _Start:
     began_at_ms: float | None
     """None: when that was nobody said."""
     has_begun: bool = True
-    """False: it will then, or as soon as what is in its place has ended."""
+    """False: it begins at `began_at_ms`, or later, when what is in its place has ended."""
     there_since_ms: float | None = None
     """Since when its agent says that it is ready."""
 

@@ -50,13 +50,13 @@ class Actuator:
         self._run_time_watch = run_time_watch
         self._actions: list[Send] = []
         self._touched: set[NodeId] = set()
-        self._left: dict[ModelId, None] = {}
-        """Models that some slice serves no more. Who waits for them is looked at when all is done: the next may have begun to start."""
+        self._no_longer_served: dict[ModelId, None] = {}
+        """By some slice. Who waits for these models is looked at when all is done: another slice for them may have begun to start."""
 
     def take(self, now_ms: float) -> list[Send]:
         """What all of it means for others, in order: first the directory, then what nodes should host."""
-        left, self._left = self._left, {}
-        self._actions.extend(self._batches.give_up_unserved(left, now_ms))
+        models, self._no_longer_served = self._no_longer_served, {}
+        self._actions.extend(self._batches.give_up_unserved(models, now_ms))
         actions, self._actions = self._actions, []
         if self._updates.is_behind and self._touched:
             actions.extend(self._updates.publish())
@@ -105,7 +105,7 @@ class Actuator:
 
     def leave(self, record: SliceRecord, models: frozenset[ModelId], now_ms: float) -> None:
         """It gets no more batches of these models; those it has come to their end."""
-        self._note_left(record)
+        self._note_no_longer_served(record)
         self._fleet.models_leave(record, models)
         self._updates.note_change(now_ms)
         if record.takes_batches:
@@ -115,7 +115,7 @@ class Actuator:
         self, record: SliceRecord, models: frozenset[ModelId], order_of: OrderOf, now_ms: float
     ) -> None:
         """Its worker forgets these models."""
-        self._note_left(record)
+        self._note_no_longer_served(record)
         self._fleet.respecify(record, tuple(one for one in record.spec.models if one.model_id not in models))
         record.hints = tuple(hint for hint in record.hints if hint.model_id not in models)
         record.order = order_of(record.node_id, record.spec)
@@ -129,7 +129,7 @@ class Actuator:
         """No more batches for it; those it has come to their end."""
         if record.is_draining:
             return
-        self._note_left(record)
+        self._note_no_longer_served(record)
         self._fleet.slice_drains(record)
         self._updates.note_change(now_ms)
         self._actions.extend(self._batches.withdraw((record,), now_ms))
@@ -137,14 +137,14 @@ class Actuator:
     def end(self, record: SliceRecord, now_ms: float) -> None:
         """It should not exist any more."""
         self.drain(record, now_ms)
-        self._note_left(record)
+        self._note_no_longer_served(record)
         self._batches.lose(record)
         self._fleet.forget_slice(record)
         self._run_time_watch.forget(record.spec.slice_id)
         self._touched.add(record.node_id)
 
-    def _note_left(self, record: SliceRecord) -> None:
-        self._left |= dict.fromkeys(replica.model_id for replica in record.replicas)
+    def _note_no_longer_served(self, record: SliceRecord) -> None:
+        self._no_longer_served |= dict.fromkeys(replica.model_id for replica in record.replicas)
 
     # ------------------------------------------------------------ models
 

@@ -154,6 +154,11 @@ class Controller:
                     self._are_gpus_changed = True
         self._go_on(now_ms)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether slices are being started and ended."""
+        return bool(self._moves)
+
     def nudge(self, now_ms: float) -> None:
         """Slices have changed: go on in a moment, in which others of the same node may change too."""
         if self._moves:
@@ -253,14 +258,12 @@ class Controller:
     # ------------------------------------------------------------ reasons to plan
 
     def _next(self, now_ms: float) -> None:
-        if (
-            now_ms >= self._rests_until_ms and not self._are_gpus_changed
-        ):  # else these first, or there is no rest
-            if self._is_carried_over:
-                self._ask("the file has changed", self._desired)
-            elif leaving := tuple(filter(self._has_gone, self._desired.model_ids)):
-                change = ModelsRemove(0, leaving)
-                self._ask(_described(change), self._desired.without(leaving), None, change)
+        if self._is_carried_over and now_ms >= self._rests_until_ms:
+            for model_id in set(self._fleet.replicas) - set(self._desired.model_ids):
+                self._actuator.remove_model(model_id, now_ms)
+            self._ask("the file has changed", self._desired)
+        elif leaving := tuple(filter(self._has_gone, self._desired.model_ids)):
+            self._remove(ModelsRemove(0, leaving), self._desired.without(leaving), None, now_ms)
         while self._changes and self._task is None:
             self._begin_change(*self._changes.popleft(), now_ms)
         if self._task is not None or now_ms < self._rests_until_ms:
@@ -301,6 +304,17 @@ class Controller:
         ):
             self._begin_term(peer, change, desired, now_ms)
             return
+        if isinstance(change, ModelsRemove) and not change.dry_run:
+            self._remove(change, desired, peer, now_ms)
+        else:
+            self._ask(_described(change), desired, peer, change)
+
+    def _remove(self, change: ModelsRemove, desired: Desired, peer: PeerId | None, now_ms: float) -> None:
+        """Their requests are refused from now on, whatever the plan will be."""
+        for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
+            self._actuator.remove_model(model_id, now_ms)
+            self._rates.forget(model_id)
+        self._desired = desired
         self._ask(_described(change), desired, peer, change)
 
     def _is_moved_back(self, change: ModelsRemove) -> bool:
@@ -461,17 +475,9 @@ class Controller:
             for move in self._moves:
                 if move.move.wave == min(waves) and not move.is_over and (move.is_begun or not has_failed):
                     self._advance(move, now_ms)
-            if all(move.stage in (MoveState.DRAINING, MoveState.DONE) for move in self._moves):
-                self._remove_unwanted(now_ms)
             if [move.stage for move in self._moves] == before:
                 return
         self._finish(task, now_ms)
-
-    def _remove_unwanted(self, now_ms: float) -> None:
-        """Nothing can fail any more: requests of models that are not wanted are refused from now on."""
-        wanted = set(self._desired.model_ids)
-        for model_id in [one for one in self._fleet.replicas if one not in wanted]:
-            self._actuator.remove_model(model_id, now_ms)
 
     def _advance(self, move: RunningMove, now_ms: float) -> None:
         stage = move.stage
@@ -495,7 +501,6 @@ class Controller:
             reason = next((move.reason for move in failed if move.reason), "")
             self._give_up(task, "failed", "MoveFailed", reason, now_ms)
             return
-        self._remove_unwanted(now_ms)
         self._task = None
         self._is_carried_over = False
         if task.grown is None:
@@ -543,7 +548,7 @@ class Controller:
         elif isinstance(change, ModelSet):
             self._desired = task.before
             self._actuator.put_model(change.model_id, task.slo_before_ms, None, now_ms)
-        elif change is not None:
+        elif isinstance(change, DrainAsked):
             self._desired = task.before
 
 

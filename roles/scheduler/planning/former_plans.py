@@ -24,9 +24,14 @@ from roles.scheduler.settings import SchedulerSettings
 
 
 def former_settings(read: Mapping[str, Any]) -> tuple[SchedulerSettings, ControllerSettings | None]:
-    """Of the document, which may be damaged in any way. Pipelines and gangs were not written down."""
+    """Of the document, which may be damaged in any way.
+
+    Raises ConfigError, beside what damage may raise, for one with pipelines: their GPUs were not written down.
+    """
     planning = None if read.get("planning") is None else _planning(read["planning"])
     lists = [_models(models) for models in read["models"]]
+    if any(model.stages_ms for models in lists for model in models):
+        raise ConfigError("an earlier version did not write down the GPUs of pipelines")
     settings = SchedulerSettings(
         models=lists[0],
         slices=tuple((NodeId(node_id), _slice(lists, *slice_)) for node_id, *slice_ in read["slices"]),

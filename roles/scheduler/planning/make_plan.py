@@ -199,7 +199,7 @@ def _memory_of(
     running: Sequence[CurrentSlice],
     current: Mapping[SliceId, PlannedSlice],
 ) -> MemoryOf:
-    """Memory by the profiles; of what hosts a model that is not configured any more, what its worker was told."""
+    """Memory by the profiles; of what hosts a model that is not configured any more, or otherwise, what its worker was told."""
     models = {model.model_id: model for model in placed_models(config.models)}
     profiles = config.profiles()
     type_of = {gpu.index: gpu.gpu_type for gpu in gpus}
@@ -210,7 +210,10 @@ def _memory_of(
         size = 0
         if planned.gpu in type_of:
             size = slice_memory_bytes(known, type_of[planned.gpu], profiles, len(planned.gpus))
-        return size if len(known) == len(planned.models) else max(size, told.get(key_of(planned), 0))
+        is_as_wanted = all(
+            model.model_id in models and model.batch_max != _OUTDATED for model in planned.models
+        )
+        return size if is_as_wanted else max(size, told.get(key_of(planned), 0))
 
     return memory_of
 

@@ -21,6 +21,11 @@ class PlannedRates:
         """What the plan has room for; None where no rate is known."""
         return self._placed_rps.get(model_id)
 
+    def forget(self, model_id: ModelId) -> None:
+        """It is served no more."""
+        self._placed_rps.pop(model_id, None)
+        self._followed_rps.pop(model_id, None)
+
     def drifted(self, desired: Desired) -> list[ModelId]:
         """Models whose rate is not what was planned for. What is declared is planned for in any case."""
         found = []

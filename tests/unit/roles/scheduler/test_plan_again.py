@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fabric.ids import NodeId, PeerId, SliceId
-from fabric.messages import PlanAsked, PlanMade, SliceChanged, SliceStatus
+from fabric.ids import ModelId, NodeId, PeerId, SliceId
+from fabric.messages import ModelsRemove, PlanAsked, PlanMade, SliceChanged, SliceStatus
 from roles.scheduler.planning.make_plan import make_plan
 from tests.unit.roles.scheduler.test_controller import (
     FIRST,
@@ -64,6 +64,18 @@ def test_gpus_that_came_are_planned_with_after_a_move_to_them_has_failed() -> No
     stage.failing = set()
     stage.run(40_000)
     assert set(stage.hosted()) == {"left/gpu0/0", "right/gpu0/2"}
+
+
+def test_a_removed_model_goes_from_its_slices_after_a_plan_that_took_too_long() -> None:
+    """It is unknown from the moment of the removal, so nobody can ask for that again."""
+    stage = two_nodes(model("a"), model("b"), placement="symphony")
+    stage.run(2_000)
+    stage.make_plan = late
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    assert stage.answer().status == "failed"
+    stage.make_plan = make_plan
+    stage.run(40_000)
+    assert set(map(tuple, stage.hosted().values())) == {("a",)}
 
 
 def test_nothing_is_planned_again_once_a_plan_was_carried_out() -> None:

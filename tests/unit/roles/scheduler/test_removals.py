@@ -1,4 +1,4 @@
-"""A removal that comes to nothing changes nothing, and no slice serves another model under a name than is wanted: on virtual time."""
+"""No slice serves another model under a name than is wanted, whatever became of a removal: on virtual time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from fabric.messages import (
     CurrentSlice,
     Directory,
     FrontendHello,
-    Left,
+    ModelInfo,
     ModelsAdd,
     ModelSpec,
     ModelsRemove,
-    NewSlice,
     PlanAsked,
     PlanMade,
     SliceSpec,
 )
 from roles.scheduler.fleet import Fleet, SliceRecord
-from roles.scheduler.planning.controller import REST_AFTER_FAILURE_MS
 from roles.scheduler.planning.make_plan import make_plan
 from tests.unit.roles.scheduler import test_controller
 from tests.unit.roles.scheduler.test_controller import (
@@ -32,7 +30,6 @@ from tests.unit.roles.scheduler.test_controller import (
     OPERATOR,
     Stage,
     model,
-    one_slice,
     two_nodes,
 )
 from tests.unit.roles.scheduler.test_plan_again import late
@@ -55,70 +52,51 @@ def exec_ms(stage: Stage, name: str) -> set[float]:
 # ------------------------------------------------------------ that fail
 
 
-def test_a_model_whose_removal_has_no_plan_is_served_as_before_and_can_be_removed_again() -> None:
+def test_a_model_whose_removal_has_no_plan_is_refused_all_the_same_and_comes_back_as_it_is_wanted_then() -> (
+    None
+):
     stage = two_nodes(model("a"), model("b", idempotent=False), placement="symphony")
     stage.run(2_000)
     stage.make_plan = late
-    before = stage.scheduler.settings()
     stage.hear(OPERATOR, ModelsRemove(1, (B,)))
     assert stage.answer().status == "failed"
-    assert stage.scheduler.settings() == before
-    assert stage.code_of("b") == ""
-    stage.hear(OPERATOR, add(model("b")))
-    assert stage.answer().code == "NameTaken"
-    stage.make_plan = make_plan
-    stage.run(2 * REST_AFTER_FAILURE_MS)
+    assert stage.code_of("b") == "ModelNotFound"
     assert stage.hosted() == BOTH
-    stage.sent.clear()
-    stage.hear(OPERATOR, ModelsRemove(3, (B,)))
-    stage.run(1_000)
-    assert stage.answer().status == "ok"
-    assert set(map(tuple, stage.hosted().values())) == {("a",)}
-
-
-def test_a_model_whose_removal_fails_on_the_way_is_served_throughout() -> None:
-    stage = one_slice("a", "b")
-
-    def with_a_start(asked: PlanAsked) -> PlanMade:
-        made = make_plan(asked)
-        (move,) = made.moves
-        spec = stage.running[NodeId("left")][SliceId("left/gpu0/0")]
-        models = tuple(one for one in spec.models if one.model_id == "a")
-        start = NewSlice(NodeId("left"), replace(spec, slice_id=SliceId(""), models=models), ())
-        return replace(made, moves=(replace(move, starts=(start,)),))
-
-    stage.run(2_000)
-    stage.make_plan = with_a_start
-    stage.is_starting_slow = True
-    stage.hear(OPERATOR, ModelsRemove(1, (B,)))
-    stage.run(1_000)
-    assert stage.code_of("b") == "", "it can still come to nothing"
-    stage.failing = {"a"}
-    ((slice_id, spec),) = [one for one in stage.running[NodeId("left")].items() if one[0] != "left/gpu0/0"]
-    stage.start(NodeId("left"), spec)
-    stage.run(1_000)
-    assert (stage.answer().status, stage.answer().code) == ("failed", "MoveFailed")
-    assert slice_id not in stage.hosted()
-    assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
-    assert stage.code_of("b") == ""
-
-
-def test_a_model_that_every_frontend_has_left_is_not_planned_away_without_rest() -> None:
-    nodes = [{"host": "left"}, {"host": "right"}]
-    ran = Stage(model("a"), model("b"), nodes=nodes, placement="symphony")
-    ran.run(1_000)
-    stage = Stage(model("a"), nodes=nodes, placement="symphony", ran=ran, elsewhere=["b"])
-    stage.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
-    stage.run(1_000)
-    stage.make_plan = late
-    asked_by_then = len(stage.asked)
-    stage.hear(FRONTEND, Left(B))
-    stage.run(0.5 * REST_AFTER_FAILURE_MS)
-    assert len(stage.asked) == asked_by_then + 1
-    assert B in stage.scheduler.settings().priorities
     stage.make_plan = make_plan
-    stage.run(REST_AFTER_FAILURE_MS)
-    assert set(map(tuple, stage.hosted().values())) == {("a",)}
+    stage.sent.clear()
+    stage.hear(OPERATOR, add(model("b", profile=OTHER_LINE)))
+    assert not infos(stage)[B].is_idempotent, "the slices host what may not run twice"
+    stage.run(2_000)
+    assert (stage.answer().status, stage.answer().kept) == ("ok", 0)
+    assert exec_ms(stage, "b") == {51.0}
+    assert infos(stage)[B].is_idempotent
+
+
+def infos(stage: Stage) -> dict[ModelId, ModelInfo]:
+    """As the newest directory has them."""
+    (directory, *_) = [one.message for one in reversed(stage.sent) if isinstance(one.message, Directory)]
+    return {one.model_id: one for one in directory.models}
+
+
+@pytest.mark.parametrize(("before", "after"), [((), ("x", "y")), (("x", "y"), ()), (("x", "y"), ("x", "z"))])
+def test_a_model_that_comes_back_to_slices_that_host_it_has_the_heads_it_comes_with(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    def having(heads: tuple[str, ...]) -> dict[str, Any]:
+        return model("b", heads=[{"name": name} for name in heads]) if heads else model("b")
+
+    nodes = [{"host": "left"}, {"host": "right"}]
+    ran = Stage(model("a"), having(before), nodes=nodes, placement="symphony")
+    ran.run(1_000)
+    monkeypatch.setattr(test_controller, "make_plan", late)
+    stage = Stage(model("a"), nodes=nodes, placement="symphony", ran=ran)
+    stage.run(1_000)
+    stage.make_plan = make_plan
+    stage.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
+    stage.hear(OPERATOR, add(having(after)))
+    stage.run(2_000)
+    assert stage.answer().status == "ok"
+    assert tuple(one.model_id for one in infos(stage)[B].heads) == after
 
 
 # ------------------------------------------------------------ another model of that name
@@ -140,8 +118,7 @@ def test_a_model_of_a_name_that_slices_still_host_is_not_served_by_them(
     stage.run(2_000)
     assert (stage.answer().status, stage.answer().kept) == ("ok", 0)
     assert exec_ms(stage, "b") == {51.0}
-    (directory, *_) = [one.message for one in reversed(stage.sent) if isinstance(one.message, Directory)]
-    assert {one.model_id: one.is_idempotent for one in directory.models} == {"a": True, "b": False}
+    assert {name: one.is_idempotent for name, one in infos(stage).items()} == {"a": True, "b": False}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +150,22 @@ def test_a_slice_is_kept_while_it_hosts_what_is_wanted(changed: dict[str, Any], 
     forgotten = tuple(replace(hint, digest=0) for hint in start.hints)
     made = asked({**model("b"), **changed}, (replace(running, hints=forgotten),))
     assert [one.slice_id for one in made.kept] == ["left/gpu0/0"], "of an older plan nothing is known"
+
+
+@pytest.mark.parametrize(("wanted_mb", "goes_first"), [(2_000, False), (4_000, True), (8_000, True)])
+def test_what_is_replaced_takes_the_memory_that_it_was_told(wanted_mb: int, *, goes_first: bool) -> None:
+    """Of 10 GB it has 7."""
+    cluster = {"cluster": {"nodes": [{"host": "left", "memory_gb": 10}]}, "placement": "symphony"}
+
+    def asked(memory_mb: int, current: tuple[CurrentSlice, ...]) -> PlanMade:
+        document = json.dumps({"models": [model("b", memory_mb=memory_mb)], **cluster})
+        return make_plan(PlanAsked(1, document, "", current, {}))
+
+    (start,) = asked(7_000, ()).moves[0].starts
+    told = sum(one.memory_bytes for one in start.spec.models)
+    running = CurrentSlice(SliceId("left/gpu0/0"), NodeId("left"), 0, None, start.hints, told)
+    (move,) = asked(wanted_mb, (running,)).moves
+    assert [one.after for one in move.starts] == [("left/gpu0/0",) if goes_first else ()]
 
 
 def test_what_a_file_says_is_the_same_as_its_json() -> None:

@@ -6,6 +6,7 @@ import collections.abc
 import json
 import types
 import typing
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId, SliceId
 from fabric.limits import DOCUMENT_CHARS_MAX
 from fabric.messages import (
+    DesiredSlices,
     GpuRef,
     InterferenceOption,
     InterferenceSpec,
@@ -28,6 +30,7 @@ from fabric.messages import (
 )
 from policies.batching.base import Delay
 from roles.config.cluster import PolicyChoice
+from roles.runtime.journal import packed, unpacked
 from roles.scheduler.planning.desired_state import ControllerSettings, Desired
 from roles.scheduler.replay_start import about_scheduler, settings_of
 from roles.scheduler.settings import SchedulerSettings
@@ -164,3 +167,15 @@ def test_one_of_an_earlier_version_is_read() -> None:
         SliceId("n/gpu1/0"), (ReplicaHint(ModelId("a")), ReplicaHint(ModelId("b")))
     )
     assert settings_of(about_scheduler(settings, batching, planning)) == (settings, batching, planning)
+
+
+def test_what_an_earlier_version_wrote_down_of_pipelines_is_not_taken_for_whole_slices() -> None:
+    read = json.loads(FORMER.read_bytes())
+    want = unpacked(b64decode(read["models"][1]))
+    assert isinstance(want, DesiredSlices)
+    (spec, *_) = want.slices
+    models = tuple(replace(one, stages_ms=(one.exec_ms, one.exec_ms)) for one in spec.models)
+    header = packed(DesiredSlices(1, (replace(spec, models=models),)))
+    read["models"][1] = b64encode(header).decode()
+    with pytest.raises(ConfigError, match="GPUs of pipelines"):
+        settings_of(json.dumps(read).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from fabric.ids import ModelId, NodeId, PeerId, SliceId
@@ -125,11 +126,13 @@ def test_what_is_queued_and_what_comes_while_the_old_slice_ends_waits_for_the_ne
     assert replicas(stage) == (1, None)
 
 
-def test_where_the_new_slice_fails_they_wait_for_the_old_one_to_start_again() -> None:
+@pytest.mark.parametrize("phase_ms", [0.5 * step for step in range(40)])  # of the looks at who waits in vain
+def test_where_the_new_slice_fails_they_wait_for_the_old_one_to_start_again(phase_ms: float) -> None:
     stage = moving()
     end_batches(stage)
     stage.run(300)
     ask(stage, 4, LONG_MS)
+    stage.run(phase_ms)
     tell(stage, NEW, "failed")
     stage.run(100)
     assert stage.hosted() == {OLD_AGAIN: ["a"]}
