@@ -73,10 +73,9 @@ def test_what_was_gathered_for_a_lost_frontend_has_not_run_there(pair: tuple[Nam
             client._retries._saved = 1.0
             client._connections[0]._lose("was closed")
             await asyncio.gather(*futures)
-            (asked,) = one.asked
             assert sorted(request.request_no for request in other.asked) == list(range(1, 9))
-            again = [request.request_no for request in other.asked if request.may_have_run]
-            assert again == [asked.request_no]
+            (again,) = [request.request_no for request in other.asked if request.may_have_run]
+            assert {request.request_no for request in one.asked} <= {again}, "it may not have read it"
 
     asyncio.run(run())
 
