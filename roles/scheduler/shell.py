@@ -295,7 +295,9 @@ class SchedulerShell:
         if remembered.after or is_older:
             return remembered
         about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
-        return remembered if self._kept.is_too_large(about) else replace(remembered, document=about.decode())
+        return (
+            remembered if self._kept.log_if_too_large(about) else replace(remembered, document=about.decode())
+        )
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""
@@ -313,7 +315,7 @@ class SchedulerShell:
         return PlanCopy(epoch, number, kept.digest, about.decode())
 
     def _send_copy(self, peers: Sequence[PeerId], copy: PlanCopy) -> None:
-        if self._kept.is_too_large(copy.document):
+        if self._kept.log_if_too_large(copy.document):
             self._replica.not_copied(peers)
             return
         for peer in peers:

@@ -120,9 +120,8 @@ class RunningMove:
         """Undo it: what was started ends, what runs stays."""
         self.reason = reason
         self.stage = MoveState.ROLLING_BACK
-        for start in self.starts:
-            if start.spec.slice_id not in self._begun:
-                fleet.starts.cancel(start.spec.slice_id)
+        for start in self._not_begun():
+            fleet.starts.cancel(start.spec.slice_id)
         self._stopped = [self._rename(old) for old in self._stopped]
         for old in self._stopped:
             _expect(old, fleet, now_ms)
@@ -138,12 +137,14 @@ class RunningMove:
 
     # ------------------------------------------------------------ starting
 
+    def _not_begun(self) -> list[NewSlice]:
+        return [start for start in self.starts if start.spec.slice_id not in self._begun]
+
     def _start(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         self._change(fleet, actuator, now_ms)
-        for start in self.starts:
-            slice_id = start.spec.slice_id
-            if slice_id not in self._begun and not any(one in fleet.slices for one in start.after):
-                self._begun[slice_id] = start
+        for start in self._not_begun():
+            if not any(one in fleet.slices for one in start.after):
+                self._begun[start.spec.slice_id] = start
                 actuator.start(start, self._order_of(start.node_id, start.spec))
         problem = self._problem(fleet, now_ms)
         if problem:
@@ -155,9 +156,8 @@ class RunningMove:
             _hosts(fleet, slice_id, changed.added) for slice_id, changed in self._changed.items()
         )
         if firsts <= ready and are_changed:
-            for start in self.starts:
-                if start.spec.slice_id not in self._begun:
-                    _expect(start, fleet, now_ms)
+            for start in self._not_begun():
+                _expect(start, fleet, now_ms)
             for slice_id in {one for start in self.starts for one in start.after}:
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:

@@ -126,7 +126,7 @@ class SavedPlan:
             return False
         return True
 
-    def is_too_large(self, document: str | bytes) -> bool:
+    def log_if_too_large(self, document: str | bytes) -> bool:
         """Whether no message can hold a plan; said once, until another one fits. It is kept here all the same."""
         is_too_large = len(document) > DOCUMENT_CHARS_MAX
         if is_too_large and not self._has_grown_too_large:

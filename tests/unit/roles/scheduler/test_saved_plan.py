@@ -52,5 +52,5 @@ def test_a_plan_that_is_too_large_for_a_message_is_said_once(
 ) -> None:
     kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
     large = "x" * (DOCUMENT_CHARS_MAX + 1)
-    assert [kept.is_too_large(one) for one in (large[1:], large, large)] == [False, True, True]
+    assert [kept.log_if_too_large(one) for one in (large[1:], large, large)] == [False, True, True]
     assert caplog.text.count("plan_too_large") == 1
