@@ -468,7 +468,7 @@ class SchedulerCore:
         """Forget what was in flight there: frontends see in the directory that the slices are gone."""
         gone = [record for record in records if self._fleet.slice_down(record, state, reason)]
         if not gone:
-            if records:
+            if self._updates.is_behind:
                 self._updates.note_change(now_ms)  # of a start that came to nothing
             return []
         actions = self._updates.publish()

@@ -430,8 +430,8 @@ class Fleet:
         """Its agent is gone; the ready slices that are gone with it."""
         del self.nodes[node_id]
         for record in self.slices.values():
-            if record.node_id == node_id:
-                self.starts.cancel(record.spec.slice_id)
+            if record.node_id == node_id and self.starts.cancel(record.spec.slice_id):
+                self.version += 1
         # Where workers outlive their agent, each is lost by its own silence, if it is.
         gone = [] if self.devices[node_id].is_outlived else self.slices_on(node_id)
         if node_id not in self._planned_nodes:

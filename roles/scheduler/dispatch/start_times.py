@@ -70,9 +70,9 @@ class StartTimes:
         took_ms = self._took_ms.get(slice_id)
         return 0.0 if took_ms is None else _longest_ms(took_ms)
 
-    def cancel(self, slice_id: SliceId) -> None:
-        """It does not start any more, for all that is known."""
-        self._under_way.pop(slice_id, None)
+    def cancel(self, slice_id: SliceId) -> bool:
+        """It does not start any more, for all that is known; False: it did not anyway."""
+        return self._under_way.pop(slice_id, None) is not None
 
     def forget(self, slice_id: SliceId) -> None:
         """There is no such slice any more."""

@@ -238,12 +238,16 @@ def test_frontends_are_told_when_the_model_will_be_served_again() -> None:
     assert (model.replicas, model.coming_in_ms) == (1, None)
 
 
-def test_frontends_hear_that_a_start_came_to_nothing() -> None:
+@pytest.mark.parametrize("is_agent_lost", [False, True])
+def test_frontends_hear_that_a_start_came_to_nothing(is_agent_lost: bool) -> None:
     core = core_that_lost_its_slice()
     hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), 1_100.0)
-    sends = [*told(core, SliceState.FAILED, 1_200.0, reason="given up")]
+    if is_agent_lost:
+        sends = list(core.handle(Lost(AGENT, "closed"), 1_200.0))
+    else:
+        sends = [*told(core, SliceState.FAILED, 1_200.0, reason="given up")]
     sends += [send for _, send in run_until(core, 1_300.0)]
-    (model,) = of_type(sends, Directory)[-1].models
+    (model,) = of_type([send for send in sends if send.peer == FRONTEND], Directory)[-1].models
     assert (model.replicas, model.coming_in_ms) == (0, None)
 
 
