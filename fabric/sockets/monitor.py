@@ -35,6 +35,9 @@ class ConnectionMonitor:
         # A client's socket has one connection: what ends before its handshake was over was none. A server looks by descriptor.
         self._counts_handshakes = bool(events & zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._is_standing = False
+        self.received: dict[int, int] = {}
+        """The connections that were accepted and have not ended, by their descriptors, each with the bytes that its whole messages
+        had; its owner keeps those. Only where EVENT_ACCEPTED is among the events."""
         self._ended: list[int] = []
         self._failed: deque[int] = deque(maxlen=_FAILURES_MAX)
         self._failures = 0
@@ -80,7 +83,10 @@ class ConnectionMonitor:
             event, descriptor = _EVENT.unpack(told)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._is_standing = True
+            elif event == zmq.EVENT_ACCEPTED:
+                self.received[descriptor] = 0
             elif event == zmq.EVENT_DISCONNECTED:
+                self.received.pop(descriptor, None)
                 if self._is_standing or not self._counts_handshakes:
                     self._ended.append(descriptor)
                 self._is_standing = False
