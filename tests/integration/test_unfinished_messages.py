@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 
@@ -15,16 +16,16 @@ from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLi
 from fabric.sockets.routes import new_route
 from tests.integration.raw_zmtp import connect, frame_start, shake_hands
 
+Server = RouterLink | PullLink
 MIB = 1 << 20
 TCP = "tcp://127.0.0.1:0"
 SERVER, SLICE = PeerId("server/1"), PeerId("node/gpu0/0")
 NAME = new_route(PeerId("x/1")).decode()
 PIECE = frame_start(60_000, more=True) + bytes(60_000)
-LISTENING = {
+LISTENING: dict[str, Callable[[], Server]] = {
     "DEALER": lambda: RouterLink.bind([TCP], LinkOptions(header_bytes_max=MIB, payload_bytes_max=0)),
     "PUSH": lambda: PullLink.bind([TCP], LinkOptions(header_bytes_max=MIB, payload_bytes_max=MIB)),
 }
-Server = RouterLink | PullLink
 
 
 @pytest.fixture(params=LISTENING)
@@ -61,17 +62,21 @@ def has_ended(connection: socket.socket) -> bool:
         connection.settimeout(10)
 
 
+def has_more_garbage(server: Server, before: float = 0) -> bool:
+    return server.counters["garbage_in"] > before
+
+
 def a_friend_is_heard(server: Server) -> None:
     with ExitStack() as stack:
         if isinstance(server, RouterLink):
             dealer = DealerLink.connect(PeerId("client/1"), SERVER, server.addresses)
             stack.callback(dealer.close)
-            send = lambda: dealer.send(SERVER, Ping(9))  # noqa: E731  one of two
+            send: Callable[[], bool] = partial(dealer.send, SERVER, Ping(9))
         else:
             pool = PushPool()
             stack.callback(pool.close)
             pool.know(SLICE, Incarnation("one"), server.addresses)
-            send = lambda: pool.send(SLICE, Ping(9))  # noqa: E731
+            send = partial(pool.send, SLICE, Ping(9))
         clock = MonotonicClock()
         end_ms = clock.now_ms() + 20_000
         while not send():
@@ -120,9 +125,7 @@ def test_one_that_ends_late_is_heard_however_slowly_it_comes(server: Server, kin
                 server.receive(16)
             garbage = server.counters["garbage_in"]
             slow.sendall(b"\x00\x00")
-            until(
-                lambda before=garbage: server.counters["garbage_in"] > before, server
-            )  # its frames say nothing
+            until(partial(has_more_garbage, server, garbage), server)  # for its frames say nothing
         assert not has_ended(slow)
     assert server.counters["garbage_in"] == 5
 
@@ -133,9 +136,10 @@ def test_all_together_may_have_begun_no_more_than_four_of_the_largest(server: Se
         strangers = [stack.enter_context(shake_hands(server.addresses[0], NAME, kind)) for _ in range(8)]
         for one in strangers:
             for _ in range(begun // len(PIECE)):
-                one.sendall(PIECE)
+                with suppress(ConnectionError):  # it may be one of those that end
+                    one.sendall(PIECE)
                 server.receive(16)
-        until(lambda: server.counters["garbage_in"] >= 3, server)
+        until(partial(has_more_garbage, server, 2), server)
         ended = sum(map(has_ended, strangers))
         assert 3 <= ended <= 5, "what is over four of the largest"
     a_friend_is_heard(server)
@@ -151,5 +155,5 @@ def test_a_peer_that_speaks_an_older_zmtp_is_refused_and_ends_nothing(
     greeting = b"" if version == 1 else b"\xff" + bytes(8) + b"\x7f\x01" + own_type
     with connect(server.addresses[0]) as old:
         old.sendall(greeting + bytes(sizes[:2]) + identity + bytes(sizes[2:]) + b"hello")
-        until(lambda: server.counters["garbage_in"] > 0, server)
+        until(partial(has_more_garbage, server), server)
         a_friend_is_heard(server)
