@@ -13,13 +13,7 @@ one that names none is tried with the newest trusted key, and after a failure wi
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import os
-import socket as plain
-import stat
-import struct
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
@@ -32,6 +26,7 @@ from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, RemoteProtocolError, UntrustedKey
 from fabric.ids import FRONTEND_PREFIX, NodeId, PeerId, is_worker_of, role_id_of, role_id_of_node
 from fabric.keys import CLIENT, FRONTEND, NODE, OPERATOR, SCHEDULER, KeyPair, Keyring, kind_of
+from fabric.tcp_connections import hang_up
 
 if TYPE_CHECKING:
     from zmq.auth import Authenticator
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
 _KEY: Final = "?key="
 KEYLESS: Final = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 """Of who has no key at all; who has one that is not trusted is told of by the authenticator."""
-_EVENT: Final = struct.Struct("=H")  # a monitor's first frame begins with the event's number
 _serial = count(1)
 
 
@@ -85,28 +79,6 @@ class LinkAccess:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, self._domain.encode())
-
-    def count_failures(self, socket: zmq.Socket[bytes]) -> None:
-        """Of a socket that nobody else monitors: ZeroMQ has room for one monitor.
-
-        Who has no key at all, or no words of ZeroMQ's, never gets as far as to be asked for one: ZeroMQ tells of him.
-        """
-        place = f"inproc://refused-{self._domain}"
-        socket.monitor(place, KEYLESS | zmq.EVENT_MONITOR_STOPPED)
-        shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(
-            socket.context.underlying
-        )  # at exit it is this thread's to close, when it is told
-        told = shadow.socket(zmq.PAIR)
-        told.setsockopt(zmq.LINGER, 0)
-        told.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ would wait for us, and everybody with it
-        told.connect(place)
-        threading.Thread(target=self._count, args=(told,), name="tenuto-refused", daemon=True).start()
-
-    def _count(self, told: zmq.Socket[bytes]) -> None:
-        with contextlib.suppress(zmq.ContextTerminated), told:
-            # (pyzmq's own reader of these brings asyncio along.)
-            while _EVENT.unpack_from(told.recv_multipart()[0]) != (zmq.EVENT_MONITOR_STOPPED,):
-                self.refused += 1
 
     def close(self) -> None:
         """Its link is closed: nobody asks any more."""
@@ -181,16 +153,8 @@ class LinkAccess:
                 self._hang_up(descriptor)
 
     def _hang_up(self, descriptor: int) -> None:
-        """End a connection under ZeroMQ, which has no word for it. If its descriptor is another's by now, that one connects again."""
         self._spoke_by.pop(descriptor, None)
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                return  # the kernel has given it out again
-            with plain.socket(fileno=os.dup(descriptor)) as connection:
-                if (
-                    connection.family != plain.AF_UNIX and connection.getsockname()[1] in self._ports
-                ):  # else it is nothing of this link
-                    connection.shutdown(plain.SHUT_RDWR)
+        hang_up(descriptor, self._ports)
 
     def check_owner(self, principal: str, message: object) -> None:
         """Raises RemoteProtocolError where a node speaks of another node's slice."""

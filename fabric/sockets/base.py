@@ -20,7 +20,7 @@ from fabric import frames
 from fabric.addresses import check_address
 from fabric.clock import Clock
 from fabric.codec import Buffer
-from fabric.curve import LinkAccess, Speaker, check_listening, keyless
+from fabric.curve import KEYLESS, LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
 from fabric.ipc import IPC, IpcPath, private_files
@@ -31,6 +31,7 @@ from fabric.sockets.local_stream import LocalStream
 from fabric.sockets.local_streams import FLUSH_MS, LocalStreams
 from fabric.sockets.monitor import ConnectionMonitor
 from fabric.sockets.options import CONTROL, LinkOptions
+from fabric.sockets.unfinished import UnfinishedMessages
 from fabric.transit_time import TransitMeter
 
 COPY_BELOW_BYTES: Final = (
@@ -46,6 +47,7 @@ HANDSHAKE_MS: Final = (
 )
 UNACKNOWLEDGED_MS: Final = 5_000  # bytes that nobody acknowledges for so long end the connection
 NOBODY: Final = PeerId("")  # who sent what comes out of a PULL
+NO_DESCRIPTOR: Final = -1  # of what came by a local stream
 
 # As plain integers: arithmetic with enums costs more than some of the calls it is for.
 _EVENTS: Final = int(zmq.EVENTS)
@@ -97,6 +99,7 @@ class SocketLink(ABC):
         with naming_descriptors():
             self._streams = LocalStreams(self._options)
         self._monitor: ConnectionMonitor | None = None
+        self._unfinished: UnfinishedMessages | None = None  # where others connect by TCP
         try:
             self._socket = open_socket(self.kind, self._options)
         except PeerLost:
@@ -133,7 +136,9 @@ class SocketLink(ABC):
         """Whether somebody is lost, or a message is waiting of which the descriptor may not tell."""
         if self._came or self._lost or self._streams.has_more:
             return True
-        return self._is_touched and self._is_zmq_waiting()
+        if self._is_touched and self._is_zmq_waiting():
+            return True
+        return self._unfinished is not None and self._unfinished.is_due
 
     def fileno(self) -> int:
         """A descriptor that tells of messages by ZeroMQ and by local streams, and of ended connections; -1 once closed."""
@@ -191,6 +196,8 @@ class SocketLink(ABC):
                 break
         if self._streams.ended:
             self._note_streams_ended()
+        if self._unfinished is not None and not self._is_touched and self._unfinished.is_due:
+            counters["garbage_in"] += self._unfinished.look()
         if len(came) > limit:
             came, self._came = came[:limit], came[limit:]
         if came:
@@ -250,7 +257,7 @@ class SocketLink(ABC):
         streamed = self._streams.take()
         if streamed is not None:
             stream, parts = streamed
-            return Whole(b"", parts, None, stream)
+            return Whole(b"", parts, None, NO_DESCRIPTOR, stream)
         return None if self._is_zmqs_turn else self._take_by_zmq()
 
     def _take_by_zmq(self) -> Whole | None:
@@ -261,6 +268,9 @@ class SocketLink(ABC):
         except zmq.Again:
             self._is_touched = False
             return None
+        descriptor = _descriptor(frame)
+        if self._unfinished is not None and descriptor is not None:
+            self._unfinished.ends(descriptor)
         came = [_content(frame)]
         while frame.more:
             if len(came) > self._frames_max:
@@ -268,7 +278,11 @@ class SocketLink(ABC):
                 raise RemoteProtocolError(f"a message of more than {self._frames_max} frames")
             frame = self._socket.recv(_NOBLOCK, copy=False)
             came.append(_content(frame))
-        return Whole(came[0], came[1:], frame, None) if self.is_routing else Whole(b"", came, frame, None)
+        if descriptor is None:
+            raise RemoteProtocolError("by ZMTP 1 or 2, which say nothing of a connection: 3 is needed")
+        if self.is_routing:
+            return Whole(came[0], came[1:], frame, descriptor, None)
+        return Whole(b"", came, frame, descriptor, None)
 
     def _pass_over(self) -> bool:
         """Take what is left of a message that is too long; False: there is more of it than one turn may take."""
@@ -333,6 +347,13 @@ class SocketLink(ABC):
 class ListeningLink(SocketLink):
     """A link that others connect to."""
 
+    def __init__(self, options: LinkOptions | None = None, guard: LinkAccess | None = None) -> None:
+        super().__init__(options, guard)
+        self._ports: set[int] = set()  # by TCP
+        self._connections = self._watch_connections(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | (KEYLESS if guard else 0)
+        )
+
     @classmethod
     def bind(
         cls, addresses: Sequence[str], options: LinkOptions | None = None, guard: LinkAccess | None = None
@@ -363,13 +384,15 @@ class ListeningLink(SocketLink):
                     check_listening(address, guard)
                     if guard is not None and not is_guarded:
                         guard.listen(self._socket)  # holds for what is bound from here on
-                        if self._monitor is None:
-                            guard.count_failures(self._socket)
                         is_guarded = True
                 with naming(address, "bind"), private_files():
                     self._socket.bind(address)
                 bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+                if not bound.startswith(IPC):
+                    self._ports.add(int(bound.rpartition(":")[2]))
                 self._addresses.append(guard.announced(bound) if guard and is_guarded else bound)
+            if self._ports:
+                self._unfinished = UnfinishedMessages(self._connections, self._options, self._ports)
         except ConfigError:
             self.close()
             raise
@@ -378,6 +401,17 @@ class ListeningLink(SocketLink):
         return NOBODY, None if self._guard is None or whole.last_frame is None else self._guard.check(
             whole.last_frame, NOBODY
         )
+
+    def _note_ended(self) -> None:
+        if self._socket.closed:
+            return
+        if self._guard is not None:
+            self._guard.refused += self._connections.count_failed()
+        for descriptor in self._connections.ended():
+            self._connection_ended(descriptor)
+
+    def _connection_ended(self, descriptor: int) -> None:
+        """One of ZeroMQ's has."""
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         guard.hang_up_on_revoked()
@@ -394,7 +428,9 @@ class Whole(NamedTuple):
     """The identity of the connection, where ZeroMQ says it."""
     parts: Sequence[Buffer]
     last_frame: zmq.Frame | None
-    """Knows by which of ZeroMQ's connections it came."""
+    """Knows more of ZeroMQ's connection by which it came."""
+    descriptor: int
+    """Of that connection."""
     stream: LocalStream | None
 
 
@@ -491,6 +527,14 @@ def open_socket(kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
     opened.setsockopt(zmq.RECONNECT_IVL, 20)
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
     return opened
+
+
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """Of the connection by which it came; None: its peer speaks a version of ZMTP in which nothing is known of it."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def _content(frame: zmq.Frame) -> Buffer:

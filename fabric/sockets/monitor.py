@@ -6,6 +6,7 @@ import itertools
 import struct
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import zmq
@@ -15,6 +16,14 @@ _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
 _NAMES: Final = itertools.count(1)
 _FAILURES_MAX: Final = 64  # kept until somebody asks
+
+
+@dataclass(slots=True)
+class StandingConnection:
+    """What its owner knows of one, in bytes: had been taken of it at its last whole message, and has since."""
+
+    taken: int = 0
+    unfinished: int = 0
 
 
 class ConnectionMonitor:
@@ -35,6 +44,8 @@ class ConnectionMonitor:
         # A client's socket has one connection: what ends before its handshake was over was none. A server looks by descriptor.
         self._counts_handshakes = bool(events & zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._is_standing = False
+        self.standing: dict[int, StandingConnection] = {}
+        """Those that were accepted and have not ended, by their descriptors; only where EVENT_ACCEPTED is among the events."""
         self._ended: list[int] = []
         self._failed: deque[int] = deque(maxlen=_FAILURES_MAX)
         self._failures = 0
@@ -80,7 +91,10 @@ class ConnectionMonitor:
             event, descriptor = _EVENT.unpack(told)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._is_standing = True
+            elif event == zmq.EVENT_ACCEPTED:
+                self.standing[descriptor] = StandingConnection()
             elif event == zmq.EVENT_DISCONNECTED:
+                self.standing.pop(descriptor, None)
                 if self._is_standing or not self._counts_handshakes:
                     self._ended.append(descriptor)
                 self._is_standing = False

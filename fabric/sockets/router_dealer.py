@@ -13,7 +13,7 @@ from typing import Final
 import zmq
 
 from fabric import frames
-from fabric.curve import KEYLESS, LinkAccess, Speaker, principal_of_server
+from fabric.curve import LinkAccess, Speaker, principal_of_server
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import PeerId
 from fabric.ipc import IPC, nearest, stream_path_of
@@ -65,7 +65,6 @@ class RouterLink(ListeningLink):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._routes = Routes()
-        self._connections = self._watch_connections(zmq.EVENT_DISCONNECTED | (KEYLESS if guard else 0))
         self._descriptor_of: dict[PeerId, int] = {}
         self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
         self._stream_of: dict[PeerId, LocalStream] = {}  # those whose newest connection is one
@@ -106,17 +105,12 @@ class RouterLink(ListeningLink):
             self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
-    def _note_ended(self) -> None:
-        if self._socket.closed:
-            return
-        if self._guard is not None:
-            self._guard.refused += self._connections.count_failed()
-        for descriptor in self._connections.ended():
-            peer = self._peer_at.pop(descriptor, None)
-            # Else it is back by another one.
-            if peer is not None and self._descriptor_of.get(peer) == descriptor:
-                self._routes.end(peer)
-                self._note_lost(peer)
+    def _connection_ended(self, descriptor: int) -> None:
+        peer = self._peer_at.pop(descriptor, None)
+        # Else it is back by another one.
+        if peer is not None and self._descriptor_of.get(peer) == descriptor:
+            self._routes.end(peer)
+            self._note_lost(peer)
 
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:
@@ -168,9 +162,8 @@ class RouterLink(ListeningLink):
             self._connections.is_told = True
             self._note_ended()
             self._note_spoken(route, peer, mark, None if speaker is None else speaker.public)
-        descriptor = whole.last_frame.get(zmq.SRCFD)
+        descriptor = whole.descriptor
         if (known is None or self._descriptor_of.get(peer) != descriptor) and self._routes.to(peer) == route:
-            assert isinstance(descriptor, int), "asked for a number"
             self._descriptor_of[peer] = descriptor
             self._peer_at[descriptor] = peer
         return peer, speaker

@@ -122,12 +122,19 @@ class Attack:
         command = bytes([4, len(ready)]) + ready
         short = [header for header in headers if len(header) < 255]
         whole = [_GREETING + command + bytes([0, len(header)]) + header for header in short]
+        by_zmtp_1 = [_by_zmtp_1(new_route(PeerId("frontend-1/1"))) + _by_zmtp_1(header) for header in short]
         hello = (
             b"\x05HELLO\x01\x00" + bytes(72) + self.draws.randbytes(32) + bytes(8) + self.draws.randbytes(80)
         )
         self.bytes_ = Mutations(
             self.draws,
-            [*whole, _CURVE_GREETING, _CURVE_GREETING + bytes([4, len(hello)]) + hello, _GREETING + command],
+            [
+                *whole,
+                *by_zmtp_1[::8],
+                _CURVE_GREETING,
+                _CURVE_GREETING + bytes([4, len(hello)]) + hello,
+                _GREETING + command,
+            ],
         )
         greeted = greeting("frontend-1/1")
         self.streams = Mutations(
@@ -302,6 +309,10 @@ def _connected(address: str) -> plain.socket:
     connection = plain.create_connection((host, int(port)), timeout=5.0)
     connection.setsockopt(plain.SOL_SOCKET, plain.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # no ports left waiting
     return connection
+
+
+def _by_zmtp_1(frame: bytes) -> bytes:
+    return bytes((len(frame) + 1, 0)) + frame
 
 
 def _sized(value: bytes) -> bytes:

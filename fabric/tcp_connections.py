@@ -1,0 +1,54 @@
+"""TCP connections that ZeroMQ has accepted, by their descriptors: it has no words for what is done to them here."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import termios
+from collections.abc import Container
+from typing import Final
+
+_RECEIVED: Final = struct.Struct("=Q")
+_RECEIVED_AT: Final = 128  # `tcpi_bytes_received` of Linux's `struct tcp_info`, since 4.1
+_INFO_BYTES: Final = _RECEIVED_AT + _RECEIVED.size
+_WAITING: Final = struct.Struct("=i")
+_NO_BYTES: Final = bytes(_WAITING.size)
+
+
+def hang_up(descriptor: int, ports: Container[int]) -> None:
+    """End a connection to one of our `ports`. If its descriptor is another's there by now, that one connects again."""
+    with (
+        contextlib.suppress(OSError),
+        _socket_at(os.dup(descriptor)) as connection,
+    ):  # it may be closed, or end now
+        if _is_to(connection, ports):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def taken_bytes(descriptor: int, ports: Container[int]) -> int | None:
+    """What ZeroMQ has taken of a connection to one of our `ports`; None: it is none, or the kernel does not say."""
+    with contextlib.suppress(OSError):  # it may be closed
+        connection = _socket_at(descriptor)  # without one more descriptor: there may be none left
+        try:
+            if _is_to(connection, ports):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+                (waiting,) = _WAITING.unpack(fcntl.ioctl(descriptor, termios.FIONREAD, _NO_BYTES))
+                if len(info) >= _INFO_BYTES:
+                    return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0]) - int(waiting)
+        finally:
+            connection.detach()  # ZeroMQ's it stays
+    return None
+
+
+def _socket_at(descriptor: int) -> socket.socket:
+    """Whatever is there: to find out what costs most of all this."""
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+
+
+def _is_to(connection: socket.socket, ports: Container[int]) -> bool:
+    """False: the kernel has given the descriptor out again, to something else (OSError: to no socket)."""
+    place = connection.getsockname()
+    return isinstance(place, tuple) and place[1] in ports

@@ -1,0 +1,159 @@
+"""Messages that are begun and do not end, and peers whose ZMTP is too old to say anything of their connection."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+
+import pytest
+
+from fabric.clock import MonotonicClock
+from fabric.ids import Incarnation, PeerId
+from fabric.messages import Ping
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink, unfinished
+from fabric.sockets.routes import new_route
+from tests.integration.raw_zmtp import connect, frame_start, shake_hands
+
+Server = RouterLink | PullLink
+MIB = 1 << 20
+TCP = "tcp://127.0.0.1:0"
+SERVER, SLICE = PeerId("server/1"), PeerId("node/gpu0/0")
+NAME = new_route(PeerId("x/1")).decode()
+PIECE = frame_start(60_000, more=True) + bytes(60_000)
+LISTENING: dict[str, Callable[[], Server]] = {
+    "DEALER": lambda: RouterLink.bind([TCP], LinkOptions(header_bytes_max=MIB, payload_bytes_max=0)),
+    "PUSH": lambda: PullLink.bind([TCP], LinkOptions(header_bytes_max=MIB, payload_bytes_max=MIB)),
+}
+
+
+@pytest.fixture(params=LISTENING)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(unfinished, "LOOK_EVERY_MS", 1.0)
+    link = LISTENING[kind]()
+    yield link
+    link.close()
+
+
+def until(is_true: Callable[[], bool], server: Server) -> None:
+    clock = MonotonicClock()
+    end_ms = clock.now_ms() + 20_000
+    while not is_true():
+        assert clock.now_ms() < end_ms, "it did not happen in time"
+        server.take_lost()
+        server.receive(16)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        connection.settimeout(10)
+
+
+def has_more_garbage(server: Server, before: float = 0) -> bool:
+    return server.counters["garbage_in"] > before
+
+
+def a_friend_is_heard(server: Server) -> None:
+    with ExitStack() as stack:
+        if isinstance(server, RouterLink):
+            dealer = DealerLink.connect(PeerId("client/1"), SERVER, server.addresses)
+            stack.callback(dealer.close)
+            send: Callable[[], bool] = partial(dealer.send, SERVER, Ping(9))
+        else:
+            pool = PushPool()
+            stack.callback(pool.close)
+            pool.know(SLICE, Incarnation("one"), server.addresses)
+            send = partial(pool.send, SLICE, Ping(9))
+        clock = MonotonicClock()
+        end_ms = clock.now_ms() + 20_000
+        while not send():
+            assert clock.now_ms() < end_ms
+        heard: list[object] = []
+        while not heard:
+            assert clock.now_ms() < end_ms
+            heard += [received.message for received in server.receive(16)]
+        assert heard == [Ping(9)]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [PIECE, b"\x01\x00" * 10_000],
+    ids=["long", "empty"],
+)
+def test_a_message_without_an_end_costs_its_sender_the_connection(
+    server: Server, kind: str, frame: bytes
+) -> None:
+    with shake_hands(server.addresses[0], NAME, kind) as endless:
+        sent = 0
+
+        def is_ended() -> bool:
+            nonlocal sent
+            if has_ended(endless):
+                return True
+            try:
+                endless.sendall(frame)
+                sent += len(frame)
+            except ConnectionError:
+                return True
+            return False
+
+        until(is_ended, server)
+        assert sent < 8 * MIB, "two at most, what the kernel keeps, and what comes until it is looked at"
+        assert server.counters["garbage_in"] == 1
+    a_friend_is_heard(server)
+
+
+def test_one_that_ends_late_is_heard_however_slowly_it_comes(server: Server, kind: str) -> None:
+    limit = MIB if kind == "DEALER" else 2 * MIB
+    with shake_hands(server.addresses[0], NAME, kind) as slow:
+        for _ in range(5):  # five in a row are more than one may have
+            for _ in range(limit // len(PIECE)):
+                slow.sendall(PIECE)
+                server.receive(16)
+            garbage = server.counters["garbage_in"]
+            slow.sendall(b"\x00\x00")
+            until(partial(has_more_garbage, server, garbage), server)  # for its frames say nothing
+        assert not has_ended(slow)
+    assert server.counters["garbage_in"] == 5
+
+
+def test_all_together_may_have_begun_no_more_than_four_of_the_largest(server: Server, kind: str) -> None:
+    begun = (MIB if kind == "DEALER" else 2 * MIB) - 60_000
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(shake_hands(server.addresses[0], NAME, kind)) for _ in range(8)]
+        for one in strangers:
+            for _ in range(begun // len(PIECE)):
+                with suppress(ConnectionError):  # it may be one of those that end
+                    one.sendall(PIECE)
+                server.receive(16)
+        until(partial(has_more_garbage, server, 2), server)
+        ended = sum(map(has_ended, strangers))
+        assert 3 <= ended <= 5, "what is over four of the largest"
+    a_friend_is_heard(server)
+
+
+@pytest.mark.parametrize("identity", [b"", NAME.encode(), bytes(20)], ids=["none", "a name", "zeros"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_peer_that_speaks_an_older_zmtp_is_refused_and_ends_nothing(
+    server: Server, kind: str, identity: bytes, version: int
+) -> None:
+    sizes = (len(identity) + 1, 0, 6, 0) if version == 1 else (0, len(identity), 0, 5)
+    own_type = bytes([{"DEALER": 5, "PUSH": 8}[kind]])
+    greeting = b"" if version == 1 else b"\xff" + bytes(8) + b"\x7f\x01" + own_type
+    with connect(server.addresses[0]) as old:
+        old.sendall(greeting + bytes(sizes[:2]) + identity + bytes(sizes[2:]) + b"hello")
+        until(partial(has_more_garbage, server), server)
+        a_friend_is_heard(server)
