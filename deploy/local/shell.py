@@ -61,7 +61,7 @@ def supervise(
 ) -> SupervisorOutcome:
     """Run these roles until told to stop or one cannot be kept running; nothing of them is left then.
 
-    `on_started` is called once, when every role serves and every slice is ready or has failed.
+    `on_started` is called once, when every role that is wanted serves and every slice is ready or has failed.
     """
     supervisor = _Supervisor(plans, run_dir, stop, on_started)
     try:
