@@ -28,6 +28,7 @@ from roles.runtime.process import (
     StopSignal,
     die_with_parent,
     log,
+    remove_file,
     set_up_descriptors,
     set_up_logging,
     speak_to_nobody,
@@ -35,6 +36,7 @@ from roles.runtime.process import (
 from roles.runtime.run_directory import (
     CONFIG_FILE,
     LOG_FILE,
+    OLD_LOG_FILE,
     UpFile,
     claim,
     is_claimed,
@@ -111,7 +113,8 @@ def up(
         with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
             outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
-                (home.path / LOG_FILE).unlink(missing_ok=True)
+                for name in (LOG_FILE, OLD_LOG_FILE):
+                    remove_file(home.path / name)
     if outcome.exit_code:
         raise (ConfigError if outcome.exit_code == EXIT_CONFIG else FabricError)(outcome.reason)
     if problems:

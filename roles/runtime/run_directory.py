@@ -23,7 +23,7 @@ from msgspec.structs import asdict, replace
 from fabric.errors import ConfigError, FabricError
 from fabric.json_files import read_json, write_whole
 from roles.runtime.identities import ProcessIdentity, named_process, started_at
-from roles.runtime.process import RunFile, read_run_file
+from roles.runtime.process import RunFile, log, read_run_file, remove_file
 
 LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
 OLD_LOG_FILE = "up.old.log"
@@ -117,7 +117,7 @@ def take(run_dir: Path) -> int:
 def give_back(run_dir: Path, lock: int, *, is_removed: bool) -> None:
     """Hold it no longer, and no copy of the lock either; the directory goes too if it is to and is empty."""
     if is_at(lock, run_dir / LOCK_FILE):
-        (run_dir / LOCK_FILE).unlink(missing_ok=True)
+        remove_file(run_dir / LOCK_FILE)
     os.close(lock)
     if is_removed:
         with contextlib.suppress(OSError):  # not empty: somebody else's files
@@ -156,7 +156,7 @@ def is_claimed(run_dir: Path) -> bool:
     if descriptor is None:
         return True
     # Left by one that was killed: taking the file away under its lock keeps a starting cluster from losing its.
-    (run_dir / LOCK_FILE).unlink(missing_ok=True)
+    remove_file(run_dir / LOCK_FILE)
     os.close(descriptor)
     return False
 
@@ -164,21 +164,31 @@ def is_claimed(run_dir: Path) -> bool:
 def sweep(run_dir: Path) -> None:
     """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on.
 
-    Of a role that lives all of it stays: it may have been started by hand beside the cluster that ends.
+    Of a role that lives all of it stays: it may have been started by hand beside the cluster that ends. So does, with a line
+    in the log, what cannot be removed (another user's lock, a folder of that name): whoever needs its place will say so.
     """
     living = tuple(f"{run_file.role_id}." for run_file in _living(run_dir))
-    for path in run_dir.iterdir():
-        if not _OURS.match(path.name) or path.name.startswith(living):
-            continue
-        if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
+    entries: Sequence[Path] = ()
+    with contextlib.suppress(OSError):  # the directory itself is gone
+        entries = list(run_dir.iterdir())
+    for path in entries:
+        if _OURS.match(path.name) and not path.name.startswith(living):
+            try:
+                _remove_left(path)
+            except OSError as error:
+                log.warning("file_not_removed path=%s reason=%r", path, error.strerror)
+
+
+def _remove_left(path: Path) -> None:
+    if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
+        path.unlink(missing_ok=True)
+    elif stat.S_ISSOCK(path.lstat().st_mode):
+        if not _is_listening(path):
             path.unlink(missing_ok=True)
-        elif stat.S_ISSOCK(path.lstat().st_mode):
-            if not _is_listening(path):
-                path.unlink(missing_ok=True)
-        elif path.suffix == ".lock" and path.name != LOCK_FILE:
-            _remove_if_free(path)
-        elif path.suffix == ".json" and read_run_file(path) is not None:  # else not ours to remove
-            path.unlink(missing_ok=True)
+    elif path.suffix == ".lock" and path.name != LOCK_FILE:
+        _remove_if_free(path)
+    elif path.suffix == ".json" and read_run_file(path) is not None:  # else not ours to remove
+        path.unlink(missing_ok=True)
 
 
 def run_files(run_dir: Path) -> list[RunFile]:

@@ -18,7 +18,7 @@ from fabric.client import BlockingClient
 from fabric.errors import FabricError, NoReplica, RequestError
 from roles.runtime.journal import replay
 from roles.runtime.process import read_run_file
-from roles.runtime.run_directory import read_up_file
+from roles.runtime.run_directory import OLD_LOG_FILE, read_up_file
 from roles.scheduler.replay_start import scheduler_from
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
@@ -292,6 +292,7 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
     assert out
     assert all(" role=worker-local-1 " in line for line in out.splitlines())
     assert len(home.run("logs")[1].splitlines()) > len(out.splitlines())
+    (home.path / OLD_LOG_FILE).touch()  # as when the log becomes too long
     following = home.start("logs", "--follow")
     assert home.run("down")[0] == 0
     assert "tenuto is up" in following.communicate(timeout=60)[0]

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from fabric.errors import FabricError
 from roles.runtime.process import RunFile, read_run_file, write_run_file
 from roles.runtime.run_directory import UpFile, claim, is_claimed, read_up_file, run_files, write_up_file
+from tests.scarcity import read_only_disk
 
 DEAD_PID = 2**22 + 1  # over the kernel's highest
 
@@ -145,3 +147,49 @@ def test_a_cluster_that_ends_leaves_what_a_role_beside_it_has(tmp_path: Path, li
             (tmp_path / name).touch()
         write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
     assert names(tmp_path) == ["node-a.123.tmp", "node-a.json", "node-a.lease"]
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "node-a.control.lock": Path.mkdir,
+    "node-a.json": Path.mkdir,
+    "node-a.lease": Path.mkdir,
+    "node-b.control.lock": lambda path: path.symlink_to("/nowhere/x"),
+    "node-c.control.lock": lambda path: path.symlink_to(path),
+    "scheduler-0.123.tmp": Path.mkdir,
+    "up.default.yaml": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("is_there_before", [True, False])
+def test_what_cannot_be_swept_away_is_logged_and_stays_and_the_rest_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_there_before: bool
+) -> None:
+    """It stands in nobody's way, or whoever needs that name says so."""
+
+    def leave() -> None:
+        for name, make in ODD.items():
+            make(tmp_path / name)
+        for letter in "az":  # on both sides, in whatever order they are found
+            (tmp_path / f"worker-{letter}.tmp").touch()
+
+    if is_there_before:
+        leave()
+    with claim(tmp_path):
+        if not is_there_before:
+            leave()
+        assert (tmp_path / "worker-a.tmp").exists() != is_there_before
+    assert names(tmp_path) == sorted(ODD)
+    for name in ODD:
+        assert (f"path={tmp_path / name} " in caplog.text) == (name != "node-a.json"), name
+
+
+def test_a_directory_that_went_away_or_became_read_only_does_not_keep_a_cluster_from_its_end(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run"
+    with claim(path):
+        shutil.rmtree(path)
+    with read_only_disk(), claim(path):
+        pass
+    assert names(path) == ["up.lock"]
+    assert not is_claimed(path), "the lock goes with who holds it"
