@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from roles.runtime.process import (
 )
 from roles.runtime.run_directory import (
     CONFIG_FILE,
+    JSON_CONFIG_FILE,
     LOG_FILE,
     OLD_LOG_FILE,
     UpFile,
@@ -142,10 +144,12 @@ def _run(
     file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, as_json: bool
 ) -> tuple[SupervisorOutcome, Sequence[str]]:
     """How it ended, and what could not be served at its start."""
+    copy = _copy_of(file, path)
     try:
         if file is None:
-            file = path / CONFIG_FILE
-            file.write_text(DEFAULT_CONFIG, encoding="utf-8")
+            copy.write_text(DEFAULT_CONFIG, encoding="utf-8")
+        else:
+            shutil.copyfile(file, copy)
         write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
     except OSError as error:
         raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
@@ -170,12 +174,18 @@ def _run(
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
 
-    return supervise(_plans(load_config(file), file, path, together), path, stop, on_started), problems
+    config = load_config(file or copy, copy=copy)
+    return supervise(_plans(config, file, path, together), path, stop, on_started), problems
 
 
-def _plans(config: ClusterConfig, file: Path, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
+def _copy_of(file: Path | None, path: Path) -> Path:
+    return path / (JSON_CONFIG_FILE if file is not None and file.suffix == ".json" else CONFIG_FILE)
+
+
+def _plans(config: ClusterConfig, file: Path | None, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
     is_together = is_better_together(config) if together is None else together
-    return role_plans(config, file, path, is_together=is_together)
+    copy = _copy_of(file, path)
+    return role_plans(config, file or copy, copy, path, is_together=is_together)
 
 
 def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json: bool) -> None:
@@ -186,7 +196,7 @@ def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json
         config = parse_config(read_value(DEFAULT_CONFIG, "the default"), path)
     else:
         config = load_config(file)
-    plans = _plans(config, file or path / CONFIG_FILE, path, together)
+    plans = _plans(config, file, path, together)
     roles = [plan.role_id for plan in sorted(plans, key=lambda plan: plan.start_rank)]
     if as_json:
         echo_json({"dry_run": True, "roles": roles})

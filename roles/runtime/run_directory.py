@@ -25,9 +25,11 @@ from fabric.json_files import read_json, write_whole
 from roles.runtime.identities import ProcessIdentity, named_process, started_at
 from roles.runtime.process import RunFile, log, read_run_file, remove_file
 
-LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
+LOCK_FILE, UP_FILE, LOG_FILE = "up.lock", "up.json", "up.log"
 OLD_LOG_FILE = "up.old.log"
 """What was in the log before it became too long."""
+CONFIG_FILE, JSON_CONFIG_FILE = "up.config.yaml", "up.config.json"
+"""What the cluster's file said at its start: its roles read it at each of theirs. The second one for a file of JSON."""
 _OURS = re.compile(r"(up|page|(scheduler|frontend|gateway|node|worker)-.+)\.")
 """How names of our files begin: after the role that writes them. Whatever else is there is somebody else's."""
 UP_SOCKET = "up.control"
@@ -180,7 +182,7 @@ def sweep(run_dir: Path) -> None:
 
 
 def _remove_left(path: Path) -> None:
-    if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
+    if path.name in (UP_FILE, CONFIG_FILE, JSON_CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
         path.unlink(missing_ok=True)
     elif stat.S_ISSOCK(path.lstat().st_mode):
         if not _is_listening(path):

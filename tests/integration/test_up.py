@@ -209,6 +209,27 @@ def test_a_role_that_dies_again_and_again_comes_back_and_the_others_serve_on(hom
     home.assert_nothing_left()
 
 
+@pytest.mark.parametrize("becomes", ["missing", "half written", "another one"])
+def test_a_role_starts_again_with_the_file_of_the_start_whatever_becomes_of_that(
+    home: Home, becomes: str
+) -> None:
+    process, started = home.up("--apart")
+    if becomes == "missing":
+        home.file.rename(home.file.with_name("moved.yaml"))
+    else:
+        home.file.write_text(CLUSTER[:60] if becomes == "half written" else CLUSTER.replace("200", "1"))
+    killed = {role_id: home.pid(role_id) for role_id in ("frontend-0", "scheduler-0", "node-local")}
+    for pid in killed.values():
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    for role_id, pid in killed.items():
+        until(lambda: home.pid(role_id) not in (None, pid), what=f"another {role_id}")  # noqa: B023  it waits here
+    until(lambda: answers(started["endpoints"]["client"][0]), what="an answer")
+    process.terminate()
+    assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
+
+
 def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(home: Home) -> None:
     process, started = home.up()
     code, out, line = home.run("up")

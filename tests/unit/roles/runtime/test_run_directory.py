@@ -129,7 +129,7 @@ def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> 
         pytest.fail("claimed")
 
 
-LEFT = ["node-a.123.tmp", "node-a.json", "node-a.lease", "scheduler-0.plan", "up.default.yaml"]
+LEFT = ["node-a.123.tmp", "node-a.json", "node-a.lease", "scheduler-0.plan", "up.config.yaml"]
 
 
 def test_who_is_refused_has_taken_nothing_away(tmp_path: Path, living_pid: int) -> None:
@@ -156,7 +156,7 @@ ODD: dict[str, Callable[[Path], None]] = {
     "node-b.control.lock": lambda path: path.symlink_to("/nowhere/x"),
     "node-c.control.lock": lambda path: path.symlink_to(path),
     "scheduler-0.123.tmp": Path.mkdir,
-    "up.default.yaml": Path.mkdir,
+    "up.config.yaml": Path.mkdir,
 }
 
 
