@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ def take(run_dir: Path) -> int:
     """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _lock(run_dir)
+        lock = _lock_for_long(run_dir)
     except OSError as error:
         raise unusable(run_dir, error) from error
     if lock is None:
@@ -151,16 +152,16 @@ def runs_already(run_dir: Path) -> FabricError:
 
 
 def is_claimed(run_dir: Path) -> bool:
-    """Whether a living process holds the directory; nobody holds one that is not there."""
-    if not (run_dir / LOCK_FILE).exists():
+    """Whether a living process holds the directory; nobody holds one that is not there. FabricError where it cannot be looked at."""
+    try:
+        descriptor = _lock(run_dir, os.O_RDONLY, fcntl.LOCK_SH)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    descriptor = _lock(run_dir)
-    if descriptor is None:
-        return True
-    # Left by one that was killed: taking the file away under its lock keeps a starting cluster from losing its.
-    remove_file(run_dir / LOCK_FILE)
-    os.close(descriptor)
-    return False
+    except OSError as error:
+        raise unusable(run_dir, error) from error
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def sweep(run_dir: Path) -> None:
@@ -198,13 +199,23 @@ def run_files(run_dir: Path) -> list[RunFile]:
     return [found for path in sorted(run_dir.glob("*.json")) if (found := read_run_file(path)) is not None]
 
 
-def _lock(run_dir: Path) -> int | None:
-    """Open and lock the lock file; None: another process has it."""
+def _lock_for_long(run_dir: Path) -> int | None:
+    """None: a living process holds the directory. Those that only look (`is_claimed`) are waited for: 100 ms at the most."""
+    for _ in range(20):
+        lock = _lock(run_dir, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
+        if lock is not None or is_claimed(run_dir):
+            return lock
+        select.select([], [], [], 0.005)
+    return None
+
+
+def _lock(run_dir: Path, flags: int, kind: int) -> int | None:
+    """Open and lock the lock file; None: another process has it in a way that excludes this one."""
     path = run_dir / LOCK_FILE
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None

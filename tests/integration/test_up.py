@@ -18,7 +18,7 @@ from fabric.client import BlockingClient
 from fabric.errors import FabricError, NoReplica, RequestError
 from roles.runtime.journal import replay
 from roles.runtime.process import read_run_file
-from roles.runtime.run_directory import OLD_LOG_FILE, read_up_file
+from roles.runtime.run_directory import LOCK_FILE, OLD_LOG_FILE, read_up_file
 from roles.scheduler.replay_start import scheduler_from
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
@@ -319,6 +319,15 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
     assert "tenuto is up" in following.communicate(timeout=60)[0]
     assert following.returncode == 0
     assert home.run("logs")[0] == 5
+    home.assert_nothing_left()
+
+
+def test_a_start_in_the_background_that_has_only_begun_is_ended_by_down(home: Home) -> None:
+    starting = home.start("up", str(home.file), "--detach")
+    until((home.path / LOCK_FILE).exists, what="its lock")
+    code, _, line = home.run("down")
+    assert code == 0, line
+    assert starting.wait(STOP_MS / 1e3) == 1
     home.assert_nothing_left()
 
 

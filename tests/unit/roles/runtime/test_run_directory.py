@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -13,8 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from fabric.errors import FabricError
+from roles.runtime import run_directory
 from roles.runtime.process import RunFile, read_run_file, write_run_file
-from roles.runtime.run_directory import UpFile, claim, is_claimed, read_up_file, run_files, write_up_file
+from roles.runtime.run_directory import (
+    LOCK_FILE,
+    UpFile,
+    claim,
+    is_claimed,
+    read_up_file,
+    run_files,
+    take,
+    write_up_file,
+)
 from tests.scarcity import read_only_disk
 
 DEAD_PID = 2**22 + 1  # over the kernel's highest
@@ -119,8 +131,37 @@ def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
 def test_a_stale_lock_file_is_not_a_claim(tmp_path: Path) -> None:
     (tmp_path / "up.lock").touch()
     assert not is_claimed(tmp_path)
-    assert names(tmp_path) == []
     assert not is_claimed(tmp_path / "missing")
+    assert not is_claimed(tmp_path / "up.lock")
+    with claim(tmp_path):
+        assert is_claimed(tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def looker(tmp_path: Path) -> Iterator[int]:
+    """Somebody who looks whether a killed cluster still runs, in the middle of that."""
+    (tmp_path / LOCK_FILE).touch()
+    descriptor = os.open(tmp_path / LOCK_FILE, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    yield descriptor
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def test_who_only_looks_is_not_taken_for_a_cluster(tmp_path: Path, looker: int) -> None:
+    del looker
+    assert not is_claimed(tmp_path)
+    with pytest.raises(FabricError, match="already"):  # it has stopped in the middle of its look
+        take(tmp_path)
+
+
+def test_a_start_waits_for_who_only_looks(
+    tmp_path: Path, looker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_directory.select, "select", lambda *_: os.close(looker))
+    with claim(tmp_path):
+        assert is_claimed(tmp_path)
 
 
 def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> None:
