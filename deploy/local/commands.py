@@ -24,6 +24,7 @@ from roles.cli.restart import tell_processes
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_value
 from roles.config.read_config import load_config, parse_config
+from roles.runtime.environment import goes_at_logout
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
     StopSignal,
@@ -56,6 +57,7 @@ models:
 cluster: {gpus: 1}
 """
 
+_LINGER = "so that commands reach this cluster then, say 'loginctl enable-linger', or start it with another --run-dir"
 DESCRIPTOR_MAX = (1 << 20) - 1
 
 
@@ -108,6 +110,8 @@ def up(
         ]
         up_file = start_detached(arguments, home.path, is_removed=home.is_new)
         _show_start(up_file, (), home.path, as_json=as_json)
+        if goes_at_logout(home.path):
+            remark([f"{home.path} goes when you log out; {_LINGER}"])
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:

@@ -29,7 +29,7 @@ from roles.cli.whereabouts import (
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, load_document
-from roles.runtime.environment import require_usable
+from roles.runtime.environment import kept_from_cleaning, require_usable
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
@@ -213,6 +213,7 @@ def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Pa
         home = chosen_run_dir(run_dir_option)
         try:
             require_usable(home.path)
-            yield home.path, stop
+            with kept_from_cleaning(home.path):
+                yield home.path, stop
         finally:
             home.remove()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -119,7 +121,21 @@ def test_a_cluster_serves_and_ctrl_c_leaves_nothing(home: Home) -> None:
     process, started = home.up()
     assert [(item["state"], item["models"]) for item in started["slices"]] == [("ready", ["resnet50"])]
     infer(started["endpoints"]["client"])
+    directory = os.open(home.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # as systemd-tmpfiles asks before it cleans one
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(directory)
     process.send_signal(signal.SIGINT)
+    assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
+
+
+def test_a_cluster_whose_run_directory_is_gone_serves_on_and_ends_in_order(home: Home) -> None:
+    """As after the last logout of who does not linger."""
+    process, started = home.up("--apart")
+    shutil.rmtree(home.path)
+    infer(started["endpoints"]["client"])
+    process.terminate()
     assert process.wait(STOP_MS / 1e3) == 0
     home.assert_nothing_left()
 
