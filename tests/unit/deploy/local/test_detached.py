@@ -140,13 +140,13 @@ def test_a_cluster_that_has_not_said_yet_who_it_is_is_waited_for_and_ended(
         looks += 1
         if looks == 3:
             write_up_file(tmp_path, UpFile(cluster.pid, is_ready=False, endpoints={}))
-            monkeypatch.setattr(detached.select, "select", real)
+            monkeypatch.setattr(select, "select", real)
         return [], [], []
 
     real = select.select
     command = [sys.executable, "-c", "input()"]
     with claim(tmp_path), subprocess.Popen(command, stdin=subprocess.PIPE) as cluster:
-        monkeypatch.setattr(detached.select, "select", look_again)
+        monkeypatch.setattr(select, "select", look_again)
         stop_running(tmp_path)
         assert (looks, cluster.wait()) == (3, -signal.SIGTERM)
 
@@ -155,7 +155,7 @@ def test_a_start_that_ends_before_it_said_who_it_is_was_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = take(tmp_path)
-    monkeypatch.setattr(detached.select, "select", lambda *_: give_back(tmp_path, lock, is_removed=False))
+    monkeypatch.setattr(select, "select", lambda *_: give_back(tmp_path, lock, is_removed=False))
     with pytest.raises(PeerLost, match="no cluster runs"):
         stop_running(tmp_path)
 

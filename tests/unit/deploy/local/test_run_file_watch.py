@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from deploy.local.events import RoleServes
-from deploy.local.shell import RunFileWatch
+from deploy.local.shell import LOOK_EVERY_MS, RunFileWatch
 from roles.runtime.children import Processes
 from roles.runtime.process import RunFile, remove_file, write_run_file
 
@@ -29,11 +29,10 @@ def test_each_process_of_a_role_is_told_of_once_also_where_it_has_the_pid_of_the
     processes = OurselvesAsChild()
     watch = RunFileWatch([ROLE], tmp_path, processes)
     for start in range(3):
-        assert watch.wake_at_ms is None
         assert watch.begins(ROLE) == (FLAGS if start else ())
         processes.is_alive = True
         assert watch.take(9, 0.0) == []
-        assert watch.wake_at_ms is not None
+        assert watch.wake_at_ms == LOOK_EVERY_MS
         file = write_run_file(tmp_path, RunFile(ROLE, os.getpid(), f"life{start}", ADDRESSES))
         assert watch.take(9, 0.0) == [RoleServes(ROLE)]
         assert (watch.take(9, 0.0), watch.wake_at_ms) == ([], None)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from fabric.errors import FabricError
-from roles.runtime import run_directory
 from roles.runtime.process import RunFile, read_run_file, write_run_file
 from roles.runtime.run_directory import (
     LOCK_FILE,
@@ -159,7 +159,7 @@ def test_who_only_looks_is_not_taken_for_a_cluster(tmp_path: Path, looker: int) 
 def test_a_start_waits_for_who_only_looks(
     tmp_path: Path, looker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_directory.select, "select", lambda *_: os.close(looker))
+    monkeypatch.setattr(select, "select", lambda *_: os.close(looker))
     with claim(tmp_path):
         assert is_claimed(tmp_path)
 
