@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,18 +24,22 @@ from roles.cli.restart import tell_processes
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_value
 from roles.config.read_config import load_config, parse_config
+from roles.runtime.environment import goes_at_logout
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
     StopSignal,
     die_with_parent,
     log,
+    remove_file,
     set_up_descriptors,
     set_up_logging,
     speak_to_nobody,
 )
 from roles.runtime.run_directory import (
     CONFIG_FILE,
+    JSON_CONFIG_FILE,
     LOG_FILE,
+    OLD_LOG_FILE,
     UpFile,
     claim,
     is_claimed,
@@ -52,6 +57,7 @@ models:
 cluster: {gpus: 1}
 """
 
+_LINGER = "so that commands reach this cluster then, say 'loginctl enable-linger', or start it with another --run-dir"
 DESCRIPTOR_MAX = (1 << 20) - 1
 
 
@@ -104,6 +110,8 @@ def up(
         ]
         up_file = start_detached(arguments, home.path, is_removed=home.is_new)
         _show_start(up_file, (), home.path, as_json=as_json)
+        if goes_at_logout(home.path):
+            remark([f"{home.path} goes when you log out; {_LINGER}"])
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal() as stop:
@@ -111,7 +119,8 @@ def up(
         with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
             outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
-                (home.path / LOG_FILE).unlink(missing_ok=True)
+                for name in (LOG_FILE, OLD_LOG_FILE):
+                    remove_file(home.path / name)
     if outcome.exit_code:
         raise (ConfigError if outcome.exit_code == EXIT_CONFIG else FabricError)(outcome.reason)
     if problems:
@@ -139,10 +148,12 @@ def _run(
     file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, as_json: bool
 ) -> tuple[SupervisorOutcome, Sequence[str]]:
     """How it ended, and what could not be served at its start."""
+    copy = _copy_of(file, path)
     try:
         if file is None:
-            file = path / CONFIG_FILE
-            file.write_text(DEFAULT_CONFIG, encoding="utf-8")
+            copy.write_text(DEFAULT_CONFIG, encoding="utf-8")
+        else:
+            shutil.copyfile(file, copy)
         write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
     except OSError as error:
         raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
@@ -167,12 +178,18 @@ def _run(
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
 
-    return supervise(_plans(load_config(file), file, path, together), path, stop, on_started), problems
+    config = load_config(file or copy, copy=copy)
+    return supervise(_plans(config, file, path, together), path, stop, on_started), problems
 
 
-def _plans(config: ClusterConfig, file: Path, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
+def _copy_of(file: Path | None, path: Path) -> Path:
+    return path / (JSON_CONFIG_FILE if file is not None and file.suffix == ".json" else CONFIG_FILE)
+
+
+def _plans(config: ClusterConfig, file: Path | None, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
     is_together = is_better_together(config) if together is None else together
-    return role_plans(config, file, path, is_together=is_together)
+    copy = _copy_of(file, path)
+    return role_plans(config, file or copy, copy, path, is_together=is_together)
 
 
 def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json: bool) -> None:
@@ -183,7 +200,7 @@ def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json
         config = parse_config(read_value(DEFAULT_CONFIG, "the default"), path)
     else:
         config = load_config(file)
-    plans = _plans(config, file or path / CONFIG_FILE, path, together)
+    plans = _plans(config, file, path, together)
     roles = [plan.role_id for plan in sorted(plans, key=lambda plan: plan.start_rank)]
     if as_json:
         echo_json({"dry_run": True, "roles": roles})

@@ -1,7 +1,7 @@
 """What `tenuto up` decides: which role starts when, which one starts again, and in what order all end.
 
 Roles start by rank: the next rank starts when every role of the ones before serves (it has written its run
-file), so that nobody looks for a scheduler that is not there yet. A role that *ends by itself before it ever
+file) or is drained, so that nobody looks for a scheduler that is not there yet. A role that *ends by itself before it ever
 served* has said why (a port in use, a wrong configuration), and would say it again: the whole stops with its
 words. One that is killed, ends with a defect of ours, or has served starts again as `Restarts` says, until that gives up.
 Once everything has been announced nobody is given up: what ends a role again and again (a full disk, no memory) can
@@ -100,8 +100,8 @@ class SupervisorCore:
 
     @property
     def is_serving(self) -> bool:
-        """Every role serves."""
-        return not self._absent
+        """Every role serves that is wanted."""
+        return not any(role.is_missing for role in self._roles.values())
 
     @property
     def _absent(self) -> str:
@@ -132,7 +132,7 @@ class SupervisorCore:
         for role in sorted(self._roles.values(), key=lambda role: role.plan.start_rank):
             lower = [other for other in self._roles.values() if other.plan.start_rank < role.plan.start_rank]
             # Only the first start waits for the lower ranks: whoever has served finds its peers by itself.
-            is_held = not role.has_served and any(other.state is not RoleState.SERVING for other in lower)
+            is_held = not role.has_served and any(other.is_missing for other in lower)
             is_due = role.limit_at_ms is None or role.limit_at_ms <= self._now_ms
             if role.state is RoleState.WAITING and is_due and not role.is_kept_down:
                 role.limit_at_ms = None

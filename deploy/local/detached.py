@@ -16,7 +16,7 @@ from typing import IO, Final
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.runtime.exit_codes import EXIT_CONFIG
-from roles.runtime.identities import open_handle
+from roles.runtime.identities import ProcessIdentity, open_handle
 from roles.runtime.process_events import explaining_lines
 from roles.runtime.run_directory import (
     LOG_FILE,
@@ -34,6 +34,7 @@ from roles.runtime.running_cluster import processes_in
 
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
 KILL_LIMIT_MS = 5_000.0
+BEGIN_LIMIT_MS = 10_000.0  # from the lock of a start to its first file; a second, on a host that is not busy
 _LOOK_EVERY_S = 0.05
 _LOG_END_BYTES: Final = 64 << 10
 _WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)")
@@ -41,12 +42,7 @@ _WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)"
 
 def stop_running(run_dir: Path) -> None:
     """End the cluster of a run directory, in order if it lets us. PeerLost when none runs."""
-    up_file = read_up_file(run_dir) if is_claimed(run_dir) else None
-    # A killed cluster's file is there until the next one begins: whoever has that pid by now is left alone.
-    process = None if up_file is None else up_file.process
-    handle = None if process is None else open_handle(process)
-    if process is None or handle is None:
-        raise PeerLost(f"no cluster runs in {run_dir}")
+    process, handle = _begun(run_dir)
     try:
         if not is_claimed(run_dir):  # it ended just now
             return
@@ -61,6 +57,25 @@ def stop_running(run_dir: Path) -> None:
     finally:
         os.close(handle)
     _clear(run_dir)
+
+
+def _begun(run_dir: Path) -> tuple[ProcessIdentity, int]:
+    """The process that holds the directory, and a handle of it. One that starts says only after its imports who it is."""
+    clock = MonotonicClock()
+    until_ms = clock.now_ms() + BEGIN_LIMIT_MS
+    while is_claimed(run_dir):
+        up_file = read_up_file(run_dir)
+        # A killed cluster's file is there until the next one begins: whoever has that pid by now is left alone.
+        process = None if up_file is None else up_file.process
+        handle = None if process is None else open_handle(process)
+        if process is not None and handle is not None:
+            return process, handle
+        if clock.now_ms() >= until_ms:
+            raise FabricError(
+                f"a cluster is being started in {run_dir}, and has not said by which process; try again"
+            )
+        select.select([], [], [], _LOOK_EVERY_S)
+    raise PeerLost(f"no cluster runs in {run_dir}")
 
 
 def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool) -> UpFile:

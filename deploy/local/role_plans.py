@@ -28,14 +28,15 @@ def is_better_together(config: ClusterConfig) -> bool:
 
 
 def role_plans(
-    config: ClusterConfig, config_path: Path, run_dir: Path, *, is_together: bool
+    config: ClusterConfig, config_path: Path, copy: Path, run_dir: Path, *, is_together: bool
 ) -> list[RolePlan]:
     """Every process of a cluster on this host, in the order of its start.
 
-    `is_together`: the first frontend runs in the scheduler's process.
+    `copy`: of what the file says, for roles that start when that has been moved or changed. `is_together`: the first frontend
+    runs in the scheduler's process.
     """
     tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
-    common = (str(config_path.absolute()), "--here", "--run-dir", str(run_dir))
+    common = (str(config_path.absolute()), "--here", str(copy), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
     schedulers = [
         RolePlan(

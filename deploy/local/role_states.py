@@ -74,3 +74,8 @@ class SupervisedRole:
     """Drained by an operator."""
     is_told_to_end: bool = False
     """Its present process is to end by an operator's wish, so its end is no failure."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it does not serve though it is wanted."""
+        return self.state is not RoleState.SERVING and not self.is_kept_down

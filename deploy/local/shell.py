@@ -61,7 +61,7 @@ def supervise(
 ) -> SupervisorOutcome:
     """Run these roles until told to stop or one cannot be kept running; nothing of them is left then.
 
-    `on_started` is called once, when every role serves and every slice is ready or has failed.
+    `on_started` is called once, when every role that is wanted serves and every slice is ready or has failed.
     """
     supervisor = _Supervisor(plans, run_dir, stop, on_started)
     try:
@@ -82,19 +82,20 @@ def problems_of(slices: Sequence[SliceReport]) -> list[str]:
     ]
 
 
-class _RunFileWatch(TimedSource[RoleServes]):
+class RunFileWatch(TimedSource[RoleServes]):
     """Tells of a role when the living process of that name has written its run file."""
 
     def __init__(self, role_ids: Sequence[str], run_dir: Path, processes: Processes) -> None:
         self._role_ids = role_ids
         self._run_dir = run_dir
         self._processes = processes
-        self._told: dict[str, int] = {}
+        self._told: set[str] = set()  # whose present process serves
         self._flags: dict[str, tuple[str, ...]] = {}  # with which each listens where clients know it
         self._look_at_ms = 0.0
 
-    def where_clients_were(self, role_id: str) -> Sequence[str]:
-        """Flags with which its next process listens where clients know it; none after one that never served."""
+    def begins(self, role_id: str) -> Sequence[str]:
+        """Its next process is started now: flags with which it listens where clients know it; none after one that never served."""
+        self._told.discard(role_id)
         return self._flags.pop(role_id, ())
 
     @property
@@ -105,17 +106,18 @@ class _RunFileWatch(TimedSource[RoleServes]):
     def _untold(self) -> Iterator[tuple[str, int]]:
         for role_id in self._role_ids:
             pid = self._processes.pid(role_id)
-            if pid is not None and self._told.get(role_id) != pid:
+            if pid is not None and role_id not in self._told:
                 yield role_id, pid
 
     def take(self, limit: int, now_ms: float) -> Sequence[RoleServes]:
+        """Those that serve since the last look."""
         del limit
         self._look_at_ms = now_ms + LOOK_EVERY_MS
         serves = []
         for role_id, pid in list(self._untold()):
             found = read_run_file(self._run_dir / f"{role_id}.json")
             if found is not None and found.pid == pid:
-                self._told[role_id] = pid
+                self._told.add(role_id)
                 self._note_clients(role_id, pid)
                 serves.append(RoleServes(role_id))
         return serves
@@ -220,7 +222,7 @@ class _Supervisor:
         self._heard = _Heard()
         self._readiness = [_Readiness(scheduler, self._heard) for scheduler in self._schedulers]
         self._core = SupervisorCore(plans)
-        self._watch = _RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
+        self._watch = RunFileWatch([plan.role_id for plan in plans], run_dir, self._processes)
         self._operators = operator_link(run_dir)
         self._health = RoleHealth(run_dir, lambda: self._core.asks)
         self._role = Role[SupervisorEvent, SupervisorAction](
@@ -259,7 +261,7 @@ class _Supervisor:
         match action:
             case SpawnRole(role_id, command):
                 self._forget_run_files(role_id)
-                self._processes.spawn(role_id, (*command, *self._watch.where_clients_were(role_id)))
+                self._processes.spawn(role_id, (*command, *self._watch.begins(role_id)))
             case TerminateRole(role_id):
                 self._processes.terminate(role_id)
             case KillRole(role_id):

@@ -54,7 +54,7 @@ def gateway(
     grpc: str | None,
     frontends: tuple[str, ...],
     key_file: Path | None,
-    here: bool,
+    here: Path | None,
 ) -> None:
     """Run a gateway of FILE's cluster: the Open Inference Protocol by HTTP and gRPC, and plain JSON (docs/guides/gateway.md)."""
     try:
@@ -64,7 +64,7 @@ def gateway(
         raise ConfigError(
             f"the gateway needs more than is installed ({error}): pip install 'tenuto[gateway]'"
         ) from error
-    document, config = load_document(file)
+    document, config = load_document(file, copy=here)
     own = config.gateway
     for value, option in ((http, "--http"), (grpc, "--grpc")):
         if value is not None:
@@ -74,7 +74,7 @@ def gateway(
     if not own.is_wanted:
         raise ConfigError(f"{file}: has neither listen.http nor listen.grpc; give one of them, or --http")
     with role_process(gateway_id(index), run_dir_option) as (home, stop):
-        where = Whereabouts(config, home, is_here=here)
+        where = Whereabouts(config, home, is_here=here is not None)
         has_key = key_file is not None or config.security.keys is None
         addresses = frontends or tuple(where.clients(host_named_here(config.hosts), is_everywhere=has_key))
         if not addresses:

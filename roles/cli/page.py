@@ -36,7 +36,7 @@ def page(
     is_opened: bool,
     run_dir_option: Path | None,
     key_file: Path | None,
-    here: bool,
+    here: Path | None,
 ) -> None:
     """Show the running cluster in a browser: serve its page until interrupted, or say where it is served already.
 
@@ -44,16 +44,16 @@ def page(
     """
     if address is not None:
         check_endpoint(address, "--address", schemes=())
-    configured = None if file is None else load_config(file).listen.page
+    configured = None if file is None else load_config(file, copy=here).listen.page
     with role_process(PAGE_ID, run_dir_option) as (home, stop):
-        found = None if here else _served(home)
+        found = _served(home) if here is None else None
         if found is not None:
             _tell(found, is_opened=is_opened)
             return
         served = Page(PageOptions(home, address or configured or ADDRESS_DEFAULT, key_file))
         try:
             served.announce()
-            if not here:
+            if here is None:
                 if not any(one.alive and one.role_id != PAGE_ID for one in processes_in(home)):
                     remark(
                         [f"no cluster runs in {home}: the page says so, and shows one that is started there"]

@@ -29,7 +29,7 @@ from roles.cli.whereabouts import (
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, load_document
-from roles.runtime.environment import require_usable
+from roles.runtime.environment import kept_from_cleaning, require_usable
 from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.process import StopSignal, die_with_parent, set_up_descriptors, set_up_logging
 
@@ -42,7 +42,10 @@ _METRICS = click.option(
     help="Serve a page of metrics there for Prometheus (default: as the file's listen.metrics says; off without it).",
 )
 here_option = click.option(
-    "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
+    "--here",
+    type=click.Path(dir_okay=False, path_type=Path),
+    hidden=True,
+    help="Everything is on this host, wherever FILE places it, and FILE says what this copy of it does.",
 )
 
 
@@ -87,7 +90,7 @@ def scheduler(
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
     metrics: str | None,
-    here: bool,  # noqa: FBT001  click's flags
+    here: Path | None,
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
     with importing():
@@ -95,16 +98,16 @@ def scheduler(
         from roles.scheduler.planning.start_config import Written  # noqa: PLC0415  likewise
         from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
 
-    document, config = load_document(file)
+    document, config = load_document(file, copy=here)
     written = Written(config, document, file.parent)
-    number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
+    number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here is not None)
     if standby and not written.config.places.schedulers[number].is_standby:
         raise click.UsageError(
             f"scheduler {number} is the active one at a start: it does not begin as a standby"
         )
     with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
-        where = Whereabouts(written.config, home, is_here=here)
+        where = Whereabouts(written.config, home, is_here=here is not None)
         addresses = where.scheduler(number, metrics)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
@@ -141,7 +144,7 @@ def frontend(
     scheduler_given: tuple[str, ...],
     client: str | None,
     metrics: str | None,
-    here: bool,  # noqa: FBT001  click's flags
+    here: Path | None,
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
 
@@ -150,12 +153,12 @@ def frontend(
     with importing():
         from roles.frontend.shell import run_frontend  # noqa: PLC0415  only this command needs it
 
-    config = load_config(file)
-    own = index_of_frontend(config, index, is_here=here)
+    config = load_config(file, copy=here)
+    own = index_of_frontend(config, index, is_here=here is not None)
     if name is not None:
         check_frontend_name(name)
     with role_process(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
-        where = Whereabouts(config, home, is_here=here)
+        where = Whereabouts(config, home, is_here=here is not None)
         options = where.frontend(own, scheduler_given, client=client, name=name, metrics=metrics)
         run_frontend(options, stop)
 
@@ -171,16 +174,16 @@ def node_agent(
     node: str | None,
     run_dir_option: Path | None,
     metrics: str | None,
-    here: bool,  # noqa: FBT001  click's flags
+    here: Path | None,
 ) -> None:
     """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
     with importing():
         from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
 
-    config = load_config(file)
+    config = load_config(file, copy=here)
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
     with role_process(role_id_of_node(host), run_dir_option) as (home, stop):
-        where = Whereabouts(config, home, is_here=here)
+        where = Whereabouts(config, home, is_here=here is not None)
         run_node_agent(config, host, home, stop, where.node(host, metrics))
 
 
@@ -210,6 +213,7 @@ def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Pa
         home = chosen_run_dir(run_dir_option)
         try:
             require_usable(home.path)
-            yield home.path, stop
+            with kept_from_cleaning(home.path):
+                yield home.path, stop
         finally:
             home.remove()

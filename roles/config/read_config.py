@@ -79,14 +79,19 @@ Overrides = Callable[[Mapping[str, Any]], Sequence[Override]]
 """What the command line says instead of a document."""
 
 
-def load_config(path: Path, overrides: Overrides | None = None) -> ClusterConfig:
-    """Read and check a file; paths inside it are relative to it. ConfigError says what is wrong and where."""
-    return load_document(path, overrides)[1]
+def load_config(path: Path, overrides: Overrides | None = None, *, copy: Path | None = None) -> ClusterConfig:
+    """Read and check a file; paths inside it are relative to it. ConfigError says what is wrong and where.
+
+    `copy`: read what it said when that was made, whatever has become of it.
+    """
+    return load_document(path, overrides, copy=copy)[1]
 
 
-def load_document(path: Path, overrides: Overrides | None = None) -> tuple[dict[str, Any], ClusterConfig]:
+def load_document(
+    path: Path, overrides: Overrides | None = None, *, copy: Path | None = None
+) -> tuple[dict[str, Any], ClusterConfig]:
     """The same with the document itself, in which the environment's values and then `overrides` stand instead of the file's."""
-    written = read_document(path)
+    written = read_document(path if copy is None else copy)
     given = [*of_environment(), *(() if overrides is None else overrides(written))]
     document, origins = overridden(written, given)
     try:

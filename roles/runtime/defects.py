@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from msgspec import Struct
 
@@ -57,10 +57,9 @@ class DefectReport(Struct, frozen=True):
         what = f"tenuto: a defect of Tenuto ended {self.role_id} ({type(error).__name__})"
         try:
             _make_room(self.run_dir)
-            with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                path.chmod(0o600)
+            with _made(path) as file:
                 file.write(text)
-            line = f"{what}; what is known of it is in {path}\n"
+            line = f"{what}; what is known of it is in {file.name}\n"
         except OSError as refused:  # better a traceback on stderr than none
             line = f"{''.join(traceback.format_exception(error))}{what}; {path} cannot be written: {refused.strerror}\n"
         with suppress(OSError, ValueError):  # stderr may be closed
@@ -101,8 +100,26 @@ def _shown(event: object) -> str:
         return f"{type(event).__name__}, which cannot be shown: {type(error).__name__}"
 
 
+def _made(path: Path) -> TextIO:
+    """A new file of that name, or of another one where that is taken: whoever else may write there can foresee the name."""
+    if os.path.lexists(path):
+        path = path.with_stem(f"{path.stem}-{os.urandom(4).hex()}")
+    return open(
+        path,
+        "x",
+        encoding="utf-8",
+        errors="backslashreplace",
+        opener=lambda name, flags: os.open(name, flags, 0o600),
+    )
+
+
 def _make_room(run_dir: Path) -> None:
-    """For one more file."""
-    found = sorted(run_dir.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-    for path in found[: max(0, len(found) - FILES_MAX + 1)]:
+    """For one more file. Other users' stay."""
+    found = []
+    for path in run_dir.glob(f"*{SUFFIX}"):
+        with suppress(OSError):  # it went just now
+            status = path.lstat()
+            if status.st_uid == os.getuid():
+                found.append((status.st_mtime_ns, path))
+    for _, path in sorted(found)[: max(0, len(found) - FILES_MAX + 1)]:
         path.unlink(missing_ok=True)

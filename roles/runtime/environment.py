@@ -7,11 +7,13 @@ be ours alone (0700) and goes with the process that made it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pwd
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -84,6 +86,34 @@ def run_dir(environment: Mapping[str, str] | None = None) -> RunDir:
     path = temporary_directory() / f"tenuto-{os.getuid()}"
     is_new = _make(path, "the temporary run directory", is_private=True)
     return RunDir(path, is_temporary=is_new, is_new=is_new)
+
+
+@contextlib.contextmanager
+def kept_from_cleaning(path: Path) -> Iterator[None]:
+    """While this lasts `systemd-tmpfiles` leaves what is in that directory, however old (tmpfiles.d(5): a shared lock says so)."""
+    descriptor = -1
+    try:
+        with contextlib.suppress(OSError):  # it is being cleaned just now, or its file system has no locks
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def goes_at_logout(path: Path, root: Path = Path("/")) -> bool:
+    """Whether systemd removes that directory at the last logout of this user (pam_systemd(8)): who lingers keeps it.
+
+    `root`: of the file system in which that is looked up.
+    """
+    if not path.is_relative_to(f"/run/user/{os.getuid()}") or not (root / "run/systemd/system").is_dir():
+        return False
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # nobody who logs in
+        return False
+    return not (root / "var/lib/systemd/linger" / name).exists()
 
 
 def temporary_directory() -> Path:

@@ -1,9 +1,9 @@
 """What every role's process does at its start and at its end.
 
-It dies with its parent, ends in order on SIGTERM and SIGINT and at once on the second of them, may have as many descriptors as the kernel lets it,
-logs as logfmt to stderr, and leaves a *run
-file* `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how
-processes of one host find each other, and what `tenuto status` reads.
+It dies with its parent, ends in order on SIGTERM, SIGINT and SIGHUP and at once on the second SIGTERM or SIGINT, may
+have as many descriptors as the kernel lets it, logs as logfmt to stderr, and leaves a *run file*
+`<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how processes of one host
+find each other, and what `tenuto status` reads.
 """
 
 from __future__ import annotations
@@ -115,36 +115,42 @@ def child_environment() -> dict[str, str]:
 
 
 class StopSignal:
-    """SIGTERM and SIGINT as a claim to read and a descriptor to sleep on. Install from the main thread.
+    """SIGTERM, SIGINT and SIGHUP as a claim to read and a descriptor to sleep on. Install from the main thread.
 
     For a core that ends in its own time it is a source too: the first signal is one `StopAsked`.
-    The second signal ends the process at once: a person who presses Ctrl-C twice means it.
+    The second SIGTERM or SIGINT ends the process at once: a person who presses Ctrl-C twice means it. A terminal that
+    goes means nothing: for one of them the kernel, a shell and systemd each send SIGHUP, and systemd SIGTERM beside it.
+    A SIGHUP that is ignored (nohup) stays so.
     """
 
     def __init__(self) -> None:
         self.is_set = False
         self._is_told = False
+        self._is_last = False  # the next SIGTERM or SIGINT ends the process at once
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._previous: dict[int, object] = {}
+        self._taken: Sequence[signal.Signals] = ()
 
     def __enter__(self) -> Self:
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._on_signal)
+        is_hup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._taken = (signal.SIGTERM, signal.SIGINT, *([] if is_hup_ignored else [signal.SIGHUP]))
+        for number in self._taken:
+            signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exc: object) -> None:
         signal.set_wakeup_fd(-1)
-        for number in self._previous:
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        for number in self._taken:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         self._read.close()
         self._write.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
-        if self.is_set:
+        if self._is_last and number != signal.SIGHUP:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
+        self._is_last = self._is_last or number != signal.SIGHUP
         self.is_set = True
 
     def fileno(self) -> int:
@@ -163,11 +169,12 @@ class StopSignal:
 
     def take(self, limit: int, now_ms: float) -> Sequence[StopAsked]:  # noqa: ARG002  a Source's signature
         """The stop, once."""
-        self._is_told = True
+        told = (StopAsked(),) if self.has_more else ()
+        self._is_told = self.is_set
         with contextlib.suppress(BlockingIOError):
             # Quiet again: the end takes a while, and the driver sleeps in it.
             os.read(self._read.fileno(), 4_096)
-        return (StopAsked(),)
+        return told
 
 
 class RunFile(Struct, frozen=True):

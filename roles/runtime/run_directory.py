@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +24,13 @@ from msgspec.structs import asdict, replace
 from fabric.errors import ConfigError, FabricError
 from fabric.json_files import read_json, write_whole
 from roles.runtime.identities import ProcessIdentity, named_process, started_at
-from roles.runtime.process import RunFile, read_run_file
+from roles.runtime.process import RunFile, log, read_run_file, remove_file
 
-LOCK_FILE, UP_FILE, LOG_FILE, CONFIG_FILE = "up.lock", "up.json", "up.log", "up.default.yaml"
+LOCK_FILE, UP_FILE, LOG_FILE = "up.lock", "up.json", "up.log"
 OLD_LOG_FILE = "up.old.log"
 """What was in the log before it became too long."""
+CONFIG_FILE, JSON_CONFIG_FILE = "up.config.yaml", "up.config.json"
+"""What the cluster's file said at its start: its roles read it at each of theirs. The second one for a file of JSON."""
 _OURS = re.compile(r"(up|page|(scheduler|frontend|gateway|node|worker)-.+)\.")
 """How names of our files begin: after the role that writes them. Whatever else is there is somebody else's."""
 UP_SOCKET = "up.control"
@@ -101,7 +104,7 @@ def take(run_dir: Path) -> int:
     """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _lock(run_dir)
+        lock = _lock_for_long(run_dir)
     except OSError as error:
         raise unusable(run_dir, error) from error
     if lock is None:
@@ -117,7 +120,7 @@ def take(run_dir: Path) -> int:
 def give_back(run_dir: Path, lock: int, *, is_removed: bool) -> None:
     """Hold it no longer, and no copy of the lock either; the directory goes too if it is to and is empty."""
     if is_at(lock, run_dir / LOCK_FILE):
-        (run_dir / LOCK_FILE).unlink(missing_ok=True)
+        remove_file(run_dir / LOCK_FILE)
     os.close(lock)
     if is_removed:
         with contextlib.suppress(OSError):  # not empty: somebody else's files
@@ -149,36 +152,46 @@ def runs_already(run_dir: Path) -> FabricError:
 
 
 def is_claimed(run_dir: Path) -> bool:
-    """Whether a living process holds the directory; nobody holds one that is not there."""
-    if not (run_dir / LOCK_FILE).exists():
+    """Whether a living process holds the directory; nobody holds one that is not there. FabricError where it cannot be looked at."""
+    try:
+        descriptor = _lock(run_dir, os.O_RDONLY, fcntl.LOCK_SH)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    descriptor = _lock(run_dir)
-    if descriptor is None:
-        return True
-    # Left by one that was killed: taking the file away under its lock keeps a starting cluster from losing its.
-    (run_dir / LOCK_FILE).unlink(missing_ok=True)
-    os.close(descriptor)
-    return False
+    except OSError as error:
+        raise unusable(run_dir, error) from error
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def sweep(run_dir: Path) -> None:
     """Remove what dead processes left: run files, plans, leases, half-written files, sockets nobody listens on.
 
-    Of a role that lives all of it stays: it may have been started by hand beside the cluster that ends.
+    Of a role that lives all of it stays: it may have been started by hand beside the cluster that ends. So does, with a line
+    in the log, what cannot be removed (another user's lock, a folder of that name): whoever needs its place will say so.
     """
     living = tuple(f"{run_file.role_id}." for run_file in _living(run_dir))
-    for path in run_dir.iterdir():
-        if not _OURS.match(path.name) or path.name.startswith(living):
-            continue
-        if path.name in (UP_FILE, CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
+    entries: Sequence[Path] = ()
+    with contextlib.suppress(OSError):  # the directory itself is gone
+        entries = list(run_dir.iterdir())
+    for path in entries:
+        if _OURS.match(path.name) and not path.name.startswith(living):
+            try:
+                _remove_left(path)
+            except OSError as error:
+                log.warning("file_not_removed path=%s reason=%r", path, error.strerror)
+
+
+def _remove_left(path: Path) -> None:
+    if path.name in (UP_FILE, CONFIG_FILE, JSON_CONFIG_FILE) or path.suffix in (".tmp", ".plan", ".lease"):
+        path.unlink(missing_ok=True)
+    elif stat.S_ISSOCK(path.lstat().st_mode):
+        if not _is_listening(path):
             path.unlink(missing_ok=True)
-        elif stat.S_ISSOCK(path.lstat().st_mode):
-            if not _is_listening(path):
-                path.unlink(missing_ok=True)
-        elif path.suffix == ".lock" and path.name != LOCK_FILE:
-            _remove_if_free(path)
-        elif path.suffix == ".json" and read_run_file(path) is not None:  # else not ours to remove
-            path.unlink(missing_ok=True)
+    elif path.suffix == ".lock" and path.name != LOCK_FILE:
+        _remove_if_free(path)
+    elif path.suffix == ".json" and read_run_file(path) is not None:  # else not ours to remove
+        path.unlink(missing_ok=True)
 
 
 def run_files(run_dir: Path) -> list[RunFile]:
@@ -186,13 +199,23 @@ def run_files(run_dir: Path) -> list[RunFile]:
     return [found for path in sorted(run_dir.glob("*.json")) if (found := read_run_file(path)) is not None]
 
 
-def _lock(run_dir: Path) -> int | None:
-    """Open and lock the lock file; None: another process has it."""
+def _lock_for_long(run_dir: Path) -> int | None:
+    """None: a living process holds the directory. Those that only look (`is_claimed`) are waited for: 100 ms at the most."""
+    for _ in range(20):
+        lock = _lock(run_dir, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
+        if lock is not None or is_claimed(run_dir):
+            return lock
+        select.select([], [], [], 0.005)
+    return None
+
+
+def _lock(run_dir: Path, flags: int, kind: int) -> int | None:
+    """Open and lock the lock file; None: another process has it in a way that excludes this one."""
     path = run_dir / LOCK_FILE
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return None

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +20,7 @@ from fabric.client import BlockingClient
 from fabric.errors import FabricError, NoReplica, RequestError
 from roles.runtime.journal import replay
 from roles.runtime.process import read_run_file
-from roles.runtime.run_directory import read_up_file
+from roles.runtime.run_directory import LOCK_FILE, OLD_LOG_FILE, read_up_file
 from roles.scheduler.replay_start import scheduler_from
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
@@ -119,7 +121,21 @@ def test_a_cluster_serves_and_ctrl_c_leaves_nothing(home: Home) -> None:
     process, started = home.up()
     assert [(item["state"], item["models"]) for item in started["slices"]] == [("ready", ["resnet50"])]
     infer(started["endpoints"]["client"])
+    directory = os.open(home.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # as systemd-tmpfiles asks before it cleans one
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(directory)
     process.send_signal(signal.SIGINT)
+    assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
+
+
+def test_a_cluster_whose_run_directory_is_gone_serves_on_and_ends_in_order(home: Home) -> None:
+    """As after the last logout of who does not linger."""
+    process, started = home.up("--apart")
+    shutil.rmtree(home.path)
+    infer(started["endpoints"]["client"])
+    process.terminate()
     assert process.wait(STOP_MS / 1e3) == 0
     home.assert_nothing_left()
 
@@ -209,6 +225,27 @@ def test_a_role_that_dies_again_and_again_comes_back_and_the_others_serve_on(hom
     home.assert_nothing_left()
 
 
+@pytest.mark.parametrize("becomes", ["missing", "half written", "another one"])
+def test_a_role_starts_again_with_the_file_of_the_start_whatever_becomes_of_that(
+    home: Home, becomes: str
+) -> None:
+    process, started = home.up("--apart")
+    if becomes == "missing":
+        home.file.rename(home.file.with_name("moved.yaml"))
+    else:
+        home.file.write_text(CLUSTER[:60] if becomes == "half written" else CLUSTER.replace("200", "1"))
+    killed = {role_id: home.pid(role_id) for role_id in ("frontend-0", "scheduler-0", "node-local")}
+    for pid in killed.values():
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    for role_id, pid in killed.items():
+        until(lambda: home.pid(role_id) not in (None, pid), what=f"another {role_id}")  # noqa: B023  it waits here
+    until(lambda: answers(started["endpoints"]["client"][0]), what="an answer")
+    process.terminate()
+    assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
+
+
 def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(home: Home) -> None:
     process, started = home.up()
     code, out, line = home.run("up")
@@ -292,11 +329,21 @@ def test_detached_it_runs_on_until_down(home: Home, flag: str) -> None:
     assert out
     assert all(" role=worker-local-1 " in line for line in out.splitlines())
     assert len(home.run("logs")[1].splitlines()) > len(out.splitlines())
+    (home.path / OLD_LOG_FILE).touch()  # as when the log becomes too long
     following = home.start("logs", "--follow")
     assert home.run("down")[0] == 0
     assert "tenuto is up" in following.communicate(timeout=60)[0]
     assert following.returncode == 0
     assert home.run("logs")[0] == 5
+    home.assert_nothing_left()
+
+
+def test_a_start_in_the_background_that_has_only_begun_is_ended_by_down(home: Home) -> None:
+    starting = home.start("up", str(home.file), "--detach")
+    until((home.path / LOCK_FILE).exists, what="its lock")
+    code, _, line = home.run("down")
+    assert code == 0, line
+    assert starting.wait(STOP_MS / 1e3) == 1
     home.assert_nothing_left()
 
 

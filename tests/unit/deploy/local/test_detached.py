@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import select
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from roles.runtime.run_directory import (
     UP_FILE,
     UpFile,
     claim,
+    give_back,
     is_claimed,
     read_up_file,
+    take,
     write_up_file,
 )
 
@@ -108,7 +111,9 @@ def test_the_log_of_who_has_the_directory_stays(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / LOG_FILE).read_text() == "the other"
 
 
-def test_who_has_the_pid_of_a_killed_cluster_is_left_alone(tmp_path: Path) -> None:
+def test_who_has_the_pid_of_a_killed_cluster_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the next one's lock and what it says itself, the killed one's file is there."""
     with claim(tmp_path), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         write_up_file(tmp_path, UpFile(other.pid, is_ready=True, endpoints={}))
@@ -117,10 +122,42 @@ def test_who_has_the_pid_of_a_killed_cluster_is_left_alone(tmp_path: Path) -> No
         assert former.started_at is not None
         content = msgspec.json.encode(replace(former, started_at=former.started_at - 1))
         (tmp_path / UP_FILE).write_bytes(content)
-        with pytest.raises(PeerLost, match="no cluster runs"):
+        monkeypatch.setattr(detached, "BEGIN_LIMIT_MS", 0.0)
+        with pytest.raises(FabricError, match="is being started"):
             stop_running(tmp_path)
         assert other.poll() is None
         other.kill()
+
+
+def test_a_cluster_that_has_not_said_yet_who_it_is_is_waited_for_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the background that takes as long as its imports."""
+    looks = 0
+
+    def look_again(*_: object) -> tuple[list[int], list[int], list[int]]:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            write_up_file(tmp_path, UpFile(cluster.pid, is_ready=False, endpoints={}))
+            monkeypatch.setattr(select, "select", real)
+        return [], [], []
+
+    real = select.select
+    command = [sys.executable, "-c", "input()"]
+    with claim(tmp_path), subprocess.Popen(command, stdin=subprocess.PIPE) as cluster:
+        monkeypatch.setattr(select, "select", look_again)
+        stop_running(tmp_path)
+        assert (looks, cluster.wait()) == (3, -signal.SIGTERM)
+
+
+def test_a_start_that_ends_before_it_said_who_it_is_was_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = take(tmp_path)
+    monkeypatch.setattr(select, "select", lambda *_: give_back(tmp_path, lock, is_removed=False))
+    with pytest.raises(PeerLost, match="no cluster runs"):
+        stop_running(tmp_path)
 
 
 def test_a_cluster_that_ends_in_the_moment_of_its_signal_has_ended(

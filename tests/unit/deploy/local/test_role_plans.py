@@ -28,7 +28,9 @@ def config(frontends: int, **more: Any) -> ClusterConfig:
 
 
 def role_ids(frontends: int, *, is_together: bool) -> list[str]:
-    plans = role_plans(config(frontends), HERE / "c.yaml", HERE / "run", is_together=is_together)
+    plans = role_plans(
+        config(frontends), HERE / "c.yaml", HERE / "copy.yaml", HERE / "run", is_together=is_together
+    )
     scheduler = next(plan for plan in plans if plan.role_id == "scheduler-0")
     assert ("--with-frontend" in scheduler.command) == is_together
     assert scheduler.frontend == ("frontend-0" if is_together else "")
@@ -46,7 +48,7 @@ def test_together_the_first_frontend_has_none() -> None:
 
 def test_a_gateway_starts_when_its_frontends_are_there_and_ends_with_the_first() -> None:
     wanted = config(2, listen={"http": "127.0.0.1:0"})
-    plans = role_plans(wanted, HERE / "c.yaml", HERE / "run", is_together=False)
+    plans = role_plans(wanted, HERE / "c.yaml", HERE / "copy.yaml", HERE / "run", is_together=False)
     gateway = next(plan for plan in plans if plan.role_id == "gateway-0")
     others = [plan for plan in plans if plan is not gateway]
     assert gateway.start_rank > max(plan.start_rank for plan in others)
@@ -69,7 +71,7 @@ def test_who_waits_for_the_end_of_a_cluster_waits_longer_than_all_its_ranks_may_
 ) -> None:
     """Each rank has its slowest role's limit, and then SIGKILL's."""
     wanted = config(2, listen={"http": "127.0.0.1:0", "page": "127.0.0.1:0"})
-    plans = role_plans(wanted, HERE / "c.yaml", HERE / "run", is_together=is_together)
+    plans = role_plans(wanted, HERE / "c.yaml", HERE / "copy.yaml", HERE / "run", is_together=is_together)
     ranks: dict[int, float] = {}
     for plan in plans:
         ranks[plan.stop_rank] = max(ranks.get(plan.stop_rank, 0.0), plan.stop_limit_ms)

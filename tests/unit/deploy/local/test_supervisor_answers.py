@@ -289,6 +289,24 @@ def test_a_start_at_which_a_role_ends_or_hangs_each_time_is_over_in_the_end(role
     assert role_id in world.core.outcome.reason
 
 
+def test_a_start_does_not_wait_for_a_role_that_is_drained_and_does_for_one_that_comes_back() -> None:
+    """Neither its announcement nor the next rank: it stays down until somebody wants it again."""
+    world = World((*PLANS, RolePlan("gateway-0", (), 2, -1, 3_000.0, kind="gateway")))
+    world.lives["node-a"] = Life(5_000.0)
+    world.feed(Tick())
+    world.run(1_000.0)
+    drained(world, 1)
+    world.run(5_000.0)
+    assert SpawnRole("gateway-0", ()) in [action for _, action in world.done]
+    world.ask(RoleDrain(2, ROLE, is_back=True))
+    world.feed(Settled())
+    assert not world.core.is_announced
+    world.run(1_000.0)
+    drained(world, 3)
+    world.feed(Settled())
+    assert world.core.is_announced
+
+
 def test_who_asks_at_a_start_that_fails_hears_why() -> None:
     world = World()
     world.feed(Tick())

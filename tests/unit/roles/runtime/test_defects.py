@@ -112,6 +112,40 @@ def test_only_the_newest_reports_are_kept(tmp_path: Path) -> None:
     assert list(tmp_path.glob(f"worker-{FILES_MAX + 2}-*"))
 
 
+def test_what_lies_under_its_name_is_neither_followed_nor_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command's report is among all users' temporary files, under a name that can be foreseen."""
+    folder, precious = tmp_path / "tmp", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("precious")
+    foreseen = folder / f"status-{os.getpid()}.defect"
+    foreseen.symlink_to(precious)
+    for number in range(2):
+        DefectReport("status", folder).tell(ValueError(f"planted {number}"))
+    assert precious.read_text() == "precious"
+    reports = sorted(set(folder.iterdir()) - {foreseen}, key=lambda path: path.stat().st_mtime_ns)
+    said = capsys.readouterr().err.splitlines()
+    for number, (path, line) in enumerate(zip(reports, said, strict=True)):
+        assert line.endswith(f" is in {path}")
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert f"planted {number}" in path.read_text()
+
+
+def test_reports_of_others_stay_and_stand_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(FILES_MAX):
+        (tmp_path / f"theirs-{number}.defect").touch()
+    (tmp_path / "theirs.defect").symlink_to("/nowhere")
+    theirs = set(tmp_path.iterdir())
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    DefectReport("status", tmp_path).tell(ValueError("planted"))
+    assert len(set(tmp_path.iterdir()) - theirs) == 1
+    assert theirs < set(tmp_path.iterdir())
+
+
 def test_where_it_cannot_be_written_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error, roles = broken(3)
     DefectReport("x", tmp_path / "gone").tell(error, roles)

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import pwd
+import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +15,7 @@ from unittest import mock
 import pytest
 
 from fabric.errors import ConfigError
-from roles.runtime.environment import RunDir, require_usable, run_dir
+from roles.runtime.environment import RunDir, goes_at_logout, kept_from_cleaning, require_usable, run_dir
 
 
 @pytest.fixture
@@ -124,3 +129,50 @@ def test_a_directory_for_a_role_is_there_and_writable_or_named_with_what_to_do(t
         pytest.raises(ConfigError, match="not writable for user"),
     ):
         require_usable(tmp_path)  # whoever runs the tests may be root, to whom everything is
+
+
+def test_a_directory_in_use_is_locked_as_who_cleans_directories_of_temporary_files_asks_for(
+    tmp_path: Path,
+) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    held = kept_from_cleaning(tmp_path), kept_from_cleaning(tmp_path)  # each role does so
+    with held[0], held[1], pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with kept_from_cleaning(tmp_path), kept_from_cleaning(tmp_path / "missing"):
+        pass  # who starts in the moment of a cleaning is not held up
+    os.close(descriptor)
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="this system has no systemd-tmpfiles")
+def test_systemd_leaves_what_is_in_use(tmp_path: Path) -> None:
+    for name in ("used", "free"):
+        (tmp_path / "cleaned" / name).mkdir(parents=True)
+        (tmp_path / "cleaned" / name / "up.json").touch()
+    rule = tmp_path / "rule.conf"
+    rule.write_text(f"d {tmp_path / 'cleaned'} 0700 - - 1us\n")
+    with kept_from_cleaning(tmp_path / "cleaned" / "used"):
+        subprocess.run(["systemd-tmpfiles", "--clean", str(rule)], check=True, timeout=60)
+    left = {path.relative_to(tmp_path / "cleaned") for path in (tmp_path / "cleaned").rglob("*.json")}
+    assert left == {Path("used/up.json")}
+
+
+@pytest.mark.parametrize(
+    ("place", "has_systemd", "lingers", "goes"),
+    [
+        (f"/run/user/{os.getuid()}/tenuto", True, False, True),
+        (f"/run/user/{os.getuid()}/tenuto", True, True, False),
+        (f"/run/user/{os.getuid()}/tenuto", False, False, False),
+        (f"/run/user/{os.getuid()}0/tenuto", True, False, False),
+        ("/tmp/tenuto", True, False, False),
+    ],
+)
+def test_who_does_not_linger_loses_what_is_in_the_runtime_directory(
+    tmp_path: Path, place: str, *, has_systemd: bool, lingers: bool, goes: bool
+) -> None:
+    if has_systemd:
+        (tmp_path / "run/systemd/system").mkdir(parents=True)
+    if lingers:
+        (tmp_path / "var/lib/systemd/linger").mkdir(parents=True)
+        (tmp_path / "var/lib/systemd/linger" / pwd.getpwuid(os.getuid()).pw_name).touch()
+    assert goes_at_logout(Path(place), tmp_path) == goes

@@ -54,6 +54,48 @@ def test_a_role_may_have_as_many_descriptors_as_the_kernel_lets_it_and_its_stand
     assert said.stdout == "(4000, 4000) /dev/null /dev/null\n"
 
 
+TOLD = """
+import os, select, signal, sys
+from roles.runtime.process import StopSignal
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+told = 0
+with StopSignal() as stop:
+    for name in sys.argv[2:]:
+        os.kill(os.getpid(), signal.Signals[name])
+        while select.select([stop], [], [], 0)[0]:
+            told += len(stop.take(64, 0.0))
+print(told, [signal.getsignal(number).__class__.__name__ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "signals", "code", "told"),
+    [
+        ("", "SIGTERM", 0, 1),
+        ("", "SIGINT", 0, 1),
+        ("", "SIGHUP", 0, 1),
+        ("", "SIGTERM SIGTERM", 143, None),
+        ("", "SIGINT SIGINT", 130, None),
+        ("", "SIGTERM SIGINT", 130, None),
+        ("", "SIGHUP SIGHUP SIGHUP", 0, 1),
+        ("", "SIGHUP SIGTERM SIGHUP", 0, 1),
+        ("", "SIGTERM SIGHUP SIGHUP", 0, 1),
+        ("", "SIGHUP SIGTERM SIGTERM", 143, None),
+        ("nohup", "SIGHUP", 0, 0),
+        ("nohup", "SIGHUP SIGTERM", 0, 1),
+    ],
+)
+def test_a_wish_to_end_is_told_once_and_only_a_second_one_of_a_person_ends_at_once(
+    how: str, signals: str, code: int, told: int | None
+) -> None:
+    command = [sys.executable, "-c", TOLD, how, *signals.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == code, ended.stderr
+    after = "['Handlers', 'builtin_function_or_method', 'Handlers']"  # as a process begins
+    assert ended.stdout == ("" if told is None else f"{told} {after}\n")
+
+
 def test_a_run_file_on_a_full_disk_is_refused_with_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(FabricError, match="cannot write the run file"):
         write_run_file(tmp_path, RunFile("frontend-0", os.getpid(), "x", {}))

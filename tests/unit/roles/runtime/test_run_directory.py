@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import select
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +17,17 @@ from msgspec.structs import replace
 
 from fabric.errors import FabricError
 from roles.runtime.process import RunFile, read_run_file, write_run_file
-from roles.runtime.run_directory import UpFile, claim, is_claimed, read_up_file, run_files, write_up_file
+from roles.runtime.run_directory import (
+    LOCK_FILE,
+    UpFile,
+    claim,
+    is_claimed,
+    read_up_file,
+    run_files,
+    take,
+    write_up_file,
+)
+from tests.scarcity import read_only_disk
 
 DEAD_PID = 2**22 + 1  # over the kernel's highest
 
@@ -117,8 +131,37 @@ def test_a_socket_somebody_listens_on_is_left_alone(tmp_path: Path) -> None:
 def test_a_stale_lock_file_is_not_a_claim(tmp_path: Path) -> None:
     (tmp_path / "up.lock").touch()
     assert not is_claimed(tmp_path)
-    assert names(tmp_path) == []
     assert not is_claimed(tmp_path / "missing")
+    assert not is_claimed(tmp_path / "up.lock")
+    with claim(tmp_path):
+        assert is_claimed(tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def looker(tmp_path: Path) -> Iterator[int]:
+    """Somebody who looks whether a killed cluster still runs, in the middle of that."""
+    (tmp_path / LOCK_FILE).touch()
+    descriptor = os.open(tmp_path / LOCK_FILE, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    yield descriptor
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def test_who_only_looks_is_not_taken_for_a_cluster(tmp_path: Path, looker: int) -> None:
+    del looker
+    assert not is_claimed(tmp_path)
+    with pytest.raises(FabricError, match="already"):  # it has stopped in the middle of its look
+        take(tmp_path)
+
+
+def test_a_start_waits_for_who_only_looks(
+    tmp_path: Path, looker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "select", lambda *_: os.close(looker))
+    with claim(tmp_path):
+        assert is_claimed(tmp_path)
 
 
 def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> None:
@@ -127,7 +170,7 @@ def test_a_directory_that_cannot_be_made_is_a_readable_error(tmp_path: Path) -> 
         pytest.fail("claimed")
 
 
-LEFT = ["node-a.123.tmp", "node-a.json", "node-a.lease", "scheduler-0.plan", "up.default.yaml"]
+LEFT = ["node-a.123.tmp", "node-a.json", "node-a.lease", "scheduler-0.plan", "up.config.yaml"]
 
 
 def test_who_is_refused_has_taken_nothing_away(tmp_path: Path, living_pid: int) -> None:
@@ -145,3 +188,49 @@ def test_a_cluster_that_ends_leaves_what_a_role_beside_it_has(tmp_path: Path, li
             (tmp_path / name).touch()
         write_run_file(tmp_path, RunFile("node-a", living_pid, "x", {}))
     assert names(tmp_path) == ["node-a.123.tmp", "node-a.json", "node-a.lease"]
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "node-a.control.lock": Path.mkdir,
+    "node-a.json": Path.mkdir,
+    "node-a.lease": Path.mkdir,
+    "node-b.control.lock": lambda path: path.symlink_to("/nowhere/x"),
+    "node-c.control.lock": lambda path: path.symlink_to(path),
+    "scheduler-0.123.tmp": Path.mkdir,
+    "up.config.yaml": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("is_there_before", [True, False])
+def test_what_cannot_be_swept_away_is_logged_and_stays_and_the_rest_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_there_before: bool
+) -> None:
+    """It stands in nobody's way, or whoever needs that name says so."""
+
+    def leave() -> None:
+        for name, make in ODD.items():
+            make(tmp_path / name)
+        for letter in "az":  # on both sides, in whatever order they are found
+            (tmp_path / f"worker-{letter}.tmp").touch()
+
+    if is_there_before:
+        leave()
+    with claim(tmp_path):
+        if not is_there_before:
+            leave()
+        assert (tmp_path / "worker-a.tmp").exists() != is_there_before
+    assert names(tmp_path) == sorted(ODD)
+    for name in ODD:
+        assert (f"path={tmp_path / name} " in caplog.text) == (name != "node-a.json"), name
+
+
+def test_a_directory_that_went_away_or_became_read_only_does_not_keep_a_cluster_from_its_end(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run"
+    with claim(path):
+        shutil.rmtree(path)
+    with read_only_disk(), claim(path):
+        pass
+    assert names(path) == ["up.lock"]
+    assert not is_claimed(path), "the lock goes with who holds it"
