@@ -163,6 +163,7 @@ class NodeAgentCore:
         """Take one event; answer what to do, in order."""
         self._orphans.begin(now_ms)
         self._lease.begin(now_ms)
+        self._daemons.begin(now_ms)
         match event:
             case Tick():
                 self._on_tick(now_ms)

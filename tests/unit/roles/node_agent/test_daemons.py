@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     DesiredSlices,
@@ -299,6 +301,28 @@ def test_a_stop_is_bounded_whatever_the_daemons_do() -> None:
     agent.feed(StopAsked())
     done = agent.until(LIMITS.daemon_end_ms + LIMITS.kill_ms)
     assert Kill("mps-a-0") in done
+    assert agent.core.is_stopped
+
+
+@pytest.mark.parametrize("event", [ProcessExited("mps-a-0", 1, ""), StopAsked()])
+def test_a_guard_that_was_taken_over_runs_from_the_first_event_on(event: AgentEvent) -> None:
+    """It may end, or the agent be told to stop, before anything else has happened."""
+    found = FoundDevices([GpuInfo(0, "a100", "cuda")], {0: MPS}, daemons=[0])
+    core = NodeAgentCore(AgentSelf(NodeId("a"), Incarnation("new")), found, LIMITS)
+    actions = core.handle(event, 7.0)
+    assert (Terminate("mps-a-0") in actions) == isinstance(event, StopAsked)
+    core.handle(StopAsked(), 8.0)
+    assert core.is_stopped == isinstance(event, ProcessExited)
+
+
+def test_a_guard_that_does_not_die_of_sigkill_keeps_the_others_from_no_orderly_end() -> None:
+    agent = Agent()
+    agent.checked(0, "", 7)
+    agent.checked(1)
+    assert Kill("mps-a-0") in agent.checked(0, "", 8), "the server that it had is gone"
+    agent.until(agent.now_ms + LIMITS.kill_ms)
+    assert Terminate("mps-a-1") in agent.feed(StopAsked())
+    agent.feed(ProcessExited("mps-a-1", 0, ""))
     assert agent.core.is_stopped
 
 
