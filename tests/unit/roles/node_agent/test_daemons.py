@@ -440,6 +440,22 @@ def test_a_stop_before_all_are_adopted_ends_the_others_too() -> None:
     assert agent.core.is_stopped
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["never ends", "ends after all"])
+def test_an_orphan_that_does_not_die_of_sigkill_holds_no_stop_up(is_late: bool) -> None:
+    """Nor does its end surprise anybody when nobody waits for it any more."""
+    found = FoundDevices([GpuInfo(0, "generic", "emulated")], orphans=[ORPHAN])
+    core = NodeAgentCore(AgentSelf(NodeId("a"), Incarnation("new"), outlives=True), found, LIMITS)
+    assert Kill("worker-a-7") in core.handle(StopAsked(), 0.0)
+    end_ms = LIMITS.client_end_ms + LIMITS.kill_ms
+    assert (core.is_stopped, core.wake_at_ms) == (False, end_ms)
+    (warning,) = core.handle(Tick(), end_ms)
+    assert warning == Warn("orphan_abandoned worker=worker-a-7 after_s=7")
+    if is_late:
+        core.handle(ProcessExited("worker-a-7", -9, ""), end_ms + 1.0)
+    assert core.is_stopped
+    assert core.wake_at_ms is None
+
+
 def test_every_worker_that_said_hello_is_written_down() -> None:
     agent = Agent()
     agent.up()
