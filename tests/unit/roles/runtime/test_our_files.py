@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import FabricError
+from fabric.ids import NodeId
 from fabric.json_files import read_json
+from fabric.limits import is_fine
+from roles.node_agent.lease import LeaseGrants
 from roles.node_agent.lease_file import LeaseFile
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.runtime.children import Processes
@@ -41,6 +44,13 @@ def run_file_and_all(path: Path) -> object:
     return found
 
 
+def lease(path: Path) -> object:
+    """What it says can be told to schedulers."""
+    record = LeaseFile(path.parent, "a").read()
+    assert is_fine(LeaseGrants(NodeId("a"), record).report(0.0))
+    return record
+
+
 def living(path: Path) -> object:
     """Whom an agent that starts finds living: in a file whose process started at another moment, nobody."""
     processes = Processes()
@@ -56,13 +66,13 @@ def living(path: Path) -> object:
 READERS: dict[str, Callable[[Path], object]] = {
     "frontend-0.json": run_file_and_all,
     "up.json": lambda path: read_up_file(path.parent),
-    "node-a.lease": lambda path: LeaseFile(path.parent, "a").read(),
+    "node-a.lease": lease,
     "scheduler-0.plan": lambda path: SavedPlan(path.parent, "scheduler-0", {}).read(),
     "worker-0.record": lambda path: identity_in(read_record(path), "worker"),
     "workers-a/worker-a-1.json": living,
 }
 ODD_VALUES = (
-    "null", "true", "-1", "0", "2147483648", "1" + "0" * 30, "1" + "0" * 5_000, "1e999", "NaN", '""', '"\\ud800"', '"\\u0000"',
+    "null", "true", "-1", "0", "2147483648", str(1 << 60), '"' + "x" * 600 + '"', "1" + "0" * 30, "1" + "0" * 5_000, "1e999", "NaN", '""', '"\\ud800"', '"\\u0000"',
     "[]", "{}", '[["a"]]', '{"client": ["ipc:///tmp/\\ud800"]}', '{"client": ["ipc:///tmp/\\u0000b"]}', '{"control": [5]}', "[" * 200_000,
 )  # fmt: skip
 CONTENTS = (
