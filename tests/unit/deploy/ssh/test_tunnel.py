@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.ssh import tunnel as tunnels
+from deploy.ssh.connection import HostConnection
 from deploy.ssh.tunnel import _addresses_of, _sockets_of, tunnel
 from fabric.errors import FabricError
 from roles.cli.options import key_option, via_option
@@ -118,7 +119,7 @@ def test_a_command_that_is_told_to_end_takes_its_tunnel_along(
         "addresses": {"control": ["ipc:///run/t/s.control"]},
     }
     answer = {"cluster": None, "run_files": [role], "looked_in": []}
-    monkeypatch.setattr(tunnels.HostConnection, "ask", lambda *_: answer)
+    monkeypatch.setattr(HostConnection, "ask", lambda *_: answer)
     seen: list[Path] = []
 
     def command() -> None:

@@ -737,6 +737,7 @@ def test_whatever_workers_say_of_themselves_the_agents_answer_can_be_sent(counte
         frames.pack(status)  # it can come
         answers = sent(host.hear(each.worker_id, status))
     ((_, listed),) = answers
+    assert isinstance(listed, StatusListed)
     frames.pack(DriverStats().told_in(listed))
     assert all(listed.counters[f"{each.worker_id}/turns"] == 7.0 for each in started)
 
