@@ -15,8 +15,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fabric.limits import CHOICES, FLOAT_BOUNDS, INTEGER_BOUNDS, INTEGER_MAX, OutOfBounds, check, float_bounds
-from fabric.messages import AnyMessage, Ledger
+from fabric import frames
+from fabric.limits import (
+    CHOICES,
+    FLOAT_BOUNDS,
+    INTEGER_BOUNDS,
+    INTEGER_MAX,
+    NAME_CHARS_MAX,
+    OutOfBounds,
+    check,
+    float_bounds,
+)
+from fabric.messages import AnyMessage, Ledger, Message
 
 TEXTS = (
     "",
@@ -29,6 +39,7 @@ TEXTS = (
     "memory://a/b/c",
     "ipc:///x",
     "é" * 64,
+    "n" * NAME_CHARS_MAX,
 )
 INTEGERS = (0, 0, 1, 1, 2, 3, 7, 64, 65_536, INTEGER_MAX)
 FLOATS = (0.0, 0.0, 1e-300, 1e-3, 0.5, 1.0, 5.0, 20.0, 1e3, 1e9, 1e18, -1.0)
@@ -106,6 +117,13 @@ class Hostile:
             low, high = (-1e9, 1e9) if owner is Ledger else float_bounds(owner, name)
             return min(high, max(low, number))
         return number
+
+
+def check_sendable(action: object) -> None:
+    """Whatever peers have said, what a core says of it is within a message's bounds. Raises LocalProtocolError."""
+    message = getattr(action, "message", None)
+    if isinstance(message, Message):
+        frames.pack(typing.cast("AnyMessage", message))
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from deploy.ssh.inventory import CONFIG_FILE, Rank, RoleOnHost, inventory_of
 from fabric.errors import ConfigError
+from fabric.keys import naming_path
 from roles.config.cluster import ClusterConfig
 from roles.config.documents import read_document
 from roles.config.read_config import parse_config
@@ -165,8 +167,9 @@ def take_along(
         if is_absolute_there and Path(path).is_absolute():
             return path
         found = base_dir / path
-        if not found.exists():
-            raise ConfigError(f"models: {where} of {model.get('name')}: there is no {found}")
+        with naming_path(found):
+            if not found.exists():
+                raise ConfigError(f"models: {where} of {model.get('name')}: there is no {found}")
         inside = {inner: (file, _sha256(file)) for inner, file in _files_of(found)}
         digest = _hash_of(sorted((inner, sha256) for inner, (_, sha256) in inside.items()))[:8]
         name = f"{_FILES}/{digest}-{found.name}"
@@ -241,7 +244,7 @@ def _files_of(found: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _sha256(file: Path) -> str:
-    if file.stat().st_size > BYTES_MAX:
-        raise ConfigError(f"{file}: is larger than {BYTES_MAX >> 30} GiB; put it on the hosts yourself")
-    with file.open("rb") as opened:
+    with naming_path(file), file.open("rb") as opened:
+        if os.fstat(opened.fileno()).st_size > BYTES_MAX:
+            raise ConfigError(f"{file}: is larger than {BYTES_MAX >> 30} GiB; put it on the hosts yourself")
         return hashlib.file_digest(opened, "sha256").hexdigest()

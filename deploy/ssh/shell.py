@@ -20,7 +20,7 @@ from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
-from fabric.keys import TRUSTED_FILE, read_pair, read_trusted
+from fabric.keys import TRUSTED_FILE, naming_path, read_pair, read_trusted
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 FACTS_LIMIT_S: Final = 60.0
@@ -283,7 +283,9 @@ def _keys(
     missing: dict[str, list[str]] = {}
     if folder is None:
         return keys, ids, missing
-    if not (folder / TRUSTED_FILE).exists():
+    with naming_path(folder):
+        is_there = (folder / TRUSTED_FILE).exists()
+    if not is_there:
         raise ConfigError(
             f"{folder / TRUSTED_FILE}: there is none; tenuto keys create {folder} --config FILE"
         )

@@ -14,7 +14,7 @@ from deploy.ssh.config_bundle import CarriedConfig
 from deploy.ssh.facts import HostFacts, Running
 from deploy.ssh.inventory import HostWanted, Rank, RoleOnHost
 from deploy.ssh.wheels import OwnWheel, Wheel
-from fabric.keys import key_file
+from fabric.keys import key_file, naming_path
 from roles.config.hosts import DeployConfig
 
 
@@ -52,10 +52,10 @@ class SentFile:
 
     @classmethod
     def of(cls, path: str, source: Path | bytes, mode: int = 0o600) -> SentFile:
-        """Look at the file, or at the bytes."""
+        """Look at the file, or at the bytes. Raises ConfigError where it cannot be read."""
         if isinstance(source, bytes):
             return cls(path, mode, source, len(source), hashlib.sha256(source).hexdigest())
-        with source.open("rb") as file:
+        with naming_path(source), source.open("rb") as file:
             return cls(
                 path, mode, source, source.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
             )

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import select
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from deploy.ssh.connection import HostConnection
@@ -72,8 +75,7 @@ def tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
     """A run directory here that stands for the one there. Raises PeerLost where there is none, or no way to it."""
     connection = HostConnection(host, DeployConfig())
     told = connection.ask({"do": "run_files"})
-    folder = Path(tempfile.mkdtemp(prefix="tenuto-via-"))
-    try:
+    with _ending_in_order(), _folder() as folder:
         has_tcp = key_file is not None and bool(told["cluster"])
         forwards = _addresses_of(told["cluster"]) if has_tcp else _sockets_of(told["run_files"], folder)
         if not forwards:
@@ -85,23 +87,53 @@ def tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
                 write_run_file(folder, RunFile(role_id, ssh.pid, own[0].incarnation, addresses))
             write_up_file(folder, UpFile(ssh.pid, is_ready=True, endpoints=endpoints_in(folder)))
             yield folder
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tenuto-via-"))
+    try:
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A command that is told to end, or whose terminal is closed, takes its tunnel and its folder along."""
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL  # else `nohup`, or who sees to it already
+    ]
+    for number in numbers:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the handler's signature
+    sys.exit(128 + number)
 
 
 @contextlib.contextmanager
 def _forwarded(connection: HostConnection, forwards: Sequence[_Forward]) -> Iterator[subprocess.Popen[bytes]]:
     command = [
         *connection.command_before_host(),
-        "-N",
+        "-T",
         "-o",
         "ExitOnForwardFailure=yes",
         *(word for one in forwards for word in ("-L", one.option)),
         "--",
         connection.host,
+        "exec cat",  # whose stdin ends with this process, whatever ends that: with `-N` ssh would run on
     ]
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)  # noqa: S603
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said)  # noqa: S603
+        assert process.stdin is not None, "asked for a pipe"
         try:
             clock = MonotonicClock()
             until_ms = clock.now_ms() + OPEN_LIMIT_MS
@@ -118,6 +150,7 @@ def _forwarded(connection: HostConnection, forwards: Sequence[_Forward]) -> Iter
                 process.wait(5.0)
             process.kill()
             process.wait()
+            process.stdin.close()
 
 
 def _sockets_of(run_files: Sequence[Mapping[str, Any]], folder: Path) -> list[_Forward]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
+from fabric.keys import naming_path
 
 PACKAGES: Final = ("fabric", "profiles", "policies", "roles", "deploy")
 _LEFT_OUT: Final = ("__pycache__", ".pyc", ".so")
@@ -46,8 +47,11 @@ class Wheel:
         return _comparable(self.name.partition("-")[0])
 
     def read(self) -> bytes:
-        """Its bytes."""
-        return self.content if self.path is None else self.path.read_bytes()
+        """Its bytes. Raises ConfigError where the file cannot be read."""
+        if self.path is None:
+            return self.content
+        with naming_path(self.path):
+            return self.path.read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,12 @@ def own_wheel() -> OwnWheel:
 
 
 def wheels_in(folder: Path) -> list[Wheel]:
-    """Every wheel of a wheelhouse. Raises ConfigError where there is none."""
+    """Every wheel of a wheelhouse. Raises ConfigError where there is none, or one cannot be read."""
     if not folder.is_dir():
         raise ConfigError(f"deploy.wheelhouse: there is no folder {folder}")
     wheels = []
     for path in sorted(folder.glob("*.whl")):
-        with path.open("rb") as file:
+        with naming_path(path), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         wheels.append(Wheel(path.name, path.stat().st_size, sha256, path))
     if not wheels:

@@ -222,7 +222,7 @@ class _Server:
         try:
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of what cannot be a host's name
             if self.waiting:
                 asked = self.waiting.popleft()
                 if not asked.future.done():

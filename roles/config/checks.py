@@ -36,6 +36,8 @@ MOMENT_S_MAX = 31_536_000.0
 RATE_RPS_MAX = 1e9
 SCHEDULERS_MAX = 16
 """An epoch names its scheduler in four bits (`roles/runtime/epochs.py`)."""
+LABEL_CHARS_MAX = 63
+"""Of a host's name, between dots: DNS knows none longer."""
 SEED_MAX = 2**53 - 1
 """What a double still counts exactly: seeds travel in messages, and in JSON."""
 
@@ -95,6 +97,10 @@ def check_endpoint(value: str, where: str, schemes: Sequence[str]) -> None:
         raise ConfigError(f"{where}: is {shown(value)}; it must end in :PORT, 0 to 65535 (0: any free one)")
     if is_wildcard(host.strip("[]")):
         raise ConfigError(f"{where}: is {shown(value)}; name the interface's own address, or 127.0.0.1")
+    if not all(1 <= len(label) <= LABEL_CHARS_MAX for label in host.removesuffix(".").split(".")):
+        raise ConfigError(
+            f"{where}: is {shown(value)}; each part of a host's name has 1 to {LABEL_CHARS_MAX} characters"
+        )
 
 
 def named(path: str, key: object) -> str:

@@ -166,10 +166,9 @@ class Gateway:
                 ssl_handshake_timeout=None if context is None else HttpLimits().head_ms / 1e3,
                 backlog=_BACKLOG,
             )
-        except OSError as error:
-            raise ConfigError(
-                f"listen.http: cannot listen at {address}: {error.strerror or error}"
-            ) from error
+        except (OSError, UnicodeError) as error:  # the latter of what cannot be a host's name
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"listen.http: cannot listen at {address}: {reason}") from error
         self._listeners.append(listener)
         return listener
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from fabric.ids import BatchId, FrontendId, ModelId
+from fabric.limits import ago_ms
 from fabric.messages import Inputs, Part, RunBatch
 from roles.gpu_worker.batch_start_rules import may_start_at_ms, start_moments
 from roles.runtime.core import NO_PAYLOAD, Handle
@@ -140,18 +141,18 @@ class Batch:
     @property
     def transfer_ms(self) -> float:
         """From RunBatch to the last input."""
-        return self.complete_at_ms - self.received_at_ms
+        return ago_ms(self.complete_at_ms, self.received_at_ms)
 
     @property
     def delay_ms(self) -> float:
         """As `transfer_ms`; where inputs are missing, for how long they were not there."""
         until_ms = self.complete_at_ms if self.is_complete else self.started_at_ms
-        return until_ms - self.received_at_ms
+        return ago_ms(until_ms, self.received_at_ms)
 
     @property
     def queue_ms(self) -> float:
         """From the last input (or RunBatch, if later) to the start, and in a pipeline also from stage to stage."""
-        return self.started_at_ms - self.complete_at_ms + self.between_ms
+        return ago_ms(self.started_at_ms + self.between_ms, self.complete_at_ms)
 
 
 def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:

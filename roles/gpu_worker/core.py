@@ -118,7 +118,6 @@ COUNTED: Final = (
     "inputs_unfit",
     "inputs_without_batch",
     "messages_refused",
-    "messages_unsendable",
     "orphaned_to_the_end",
     "outputs_refused",
     "outputs_unsendable",

@@ -287,13 +287,6 @@ class WorkerShell:
 
     def _send(self, peer: PeerId, message: AnyMessage) -> None:
         """Refused, nothing is kept: hellos are repeated, the agent hears of the slices again, the scheduler is introduced to anew."""
-        try:
-            self._send_checked(peer, message)
-        except LocalProtocolError as error:  # of what users' models declare
-            log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
-            self._core.counters["messages_unsendable"] += 1
-
-    def _send_checked(self, peer: PeerId, message: AnyMessage) -> None:
         if peer == AGENT:
             if isinstance(message, StatusListed):
                 message = self.role.stats.told_in(message)

@@ -138,7 +138,7 @@ class NodeAgentCore:
             HeartbeatTiming(limits.silence_ms / 10, limits.silence_ms, limits.silence_ms)
         )
         """Of workers that serve."""
-        self._orphans = Orphans(found.orphans, limits.adopt_ms, self._actions)
+        self._orphans = Orphans(found.orphans, limits, self._actions)
         self._workers.count_from(self._orphans.number_max)
         self._lease = LeaseGrants(own.node_id, own.lease)
         self._schedulers: dict[PeerId, tuple[str, ...]] = {}
@@ -163,6 +163,7 @@ class NodeAgentCore:
         """Take one event; answer what to do, in order."""
         self._orphans.begin(now_ms)
         self._lease.begin(now_ms)
+        self._daemons.begin(now_ms)
         match event:
             case Tick():
                 self._on_tick(now_ms)
@@ -459,7 +460,7 @@ class NodeAgentCore:
         taken = self._workers.taken
         slices = [spec for spec in hello.slices if spec.slice_id not in taken]
         if not slices:
-            self._orphans.send_away(orphan.worker_id)
+            self._orphans.send_away(orphan.worker_id, now_ms)
         else:
             self._orphans.adopted(orphan.worker_id)
             self.counters["workers_adopted"] += 1
@@ -533,9 +534,10 @@ class NodeAgentCore:
                 self._end_worker(worker, now_ms)
         if self._lease.tick(now_ms):
             self._tell_schedulers(now_ms)
+        self._orphans.tick(now_ms)
         adopt_until_ms = self._orphans.adopt_until_ms
         if adopt_until_ms is not None and adopt_until_ms <= now_ms:
-            self._orphans.send_all_away()
+            self._orphans.send_all_away(now_ms)
             self._settle_orphans(now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             self._hello(now_ms)
@@ -557,7 +559,7 @@ class NodeAgentCore:
 
     def _on_stop(self, now_ms: float) -> None:
         self._is_stopping = True
-        self._orphans.send_all_away()
+        self._orphans.send_all_away(now_ms)
         self._orphans.settle()
         self._wanted.clear()
         serving = self._reports.drain(STOPS)

@@ -10,7 +10,10 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from fabric.errors import FabricError
+from fabric.ids import NodeId
 from fabric.json_files import read_json
+from fabric.limits import check
+from fabric.messages import LeaseReport
 from roles.node_agent.lease import NO_LEASE, LeaseRecord
 
 log = logging.getLogger("tenuto")
@@ -24,13 +27,18 @@ class LeaseFile:
         self._path = run_dir / f"node-{host}.lease"
 
     def read(self) -> LeaseRecord:
-        """What a former agent granted. Raises FabricError for a file that cannot be read: it may say that an epoch is taken."""
+        """What a former agent granted. Raises FabricError for a file that cannot be read: it may say that an epoch is taken.
+
+        So it does for one that says what no message may, as all schedulers are told of it.
+        """
         try:
-            return read_json(self._path, LeaseRecord)
+            record = read_json(self._path, LeaseRecord)
+            check(LeaseReport(NodeId(""), record.epoch, record.holder_id, record.incarnation, is_free=True))
         except FileNotFoundError:
             return NO_LEASE
         except (OSError, ValueError) as error:
             raise FabricError(f"the lease in {self._path} cannot be read: {error}") from error
+        return record
 
     def write(self, record: LeaseRecord) -> bool:
         """Whether it is on the disk now, whatever happens to this host: the file, and its name in the directory."""

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from fabric.ids import PeerId
 
 ANSWER_MS = 200.0  # less than what any asker waits; a healthy worker takes a turn of its loop
 ASKERS_MAX = 64
+COUNTERS_MAX: Final = 32_768  # of all workers: half of what a message may list
+COUNTERS_EACH_MAX: Final = 256  # of one; ours have about fifty
+COUNTER_CHARS_MAX: Final = (
+    256  # of one, with the worker's name: all of them are 9 MB, and a status may have 16
+)
 
 
 @dataclass(slots=True)
@@ -46,7 +53,10 @@ class StatusRequests:
         for inquiry in self._open:
             if worker_id in inquiry.awaited:
                 inquiry.awaited.remove(worker_id)
-                inquiry.counters |= {f"{worker_id}/{name}": value for name, value in counters.items()}
+                told = {f"{worker_id}/{name}": value for name, value in counters.items()}
+                kept = ((name, value) for name, value in told.items() if len(name) <= COUNTER_CHARS_MAX)
+                room = min(COUNTERS_EACH_MAX, COUNTERS_MAX - len(inquiry.counters))
+                inquiry.counters.update(islice(kept, room))
 
     def settled(self, now_ms: float) -> Sequence[tuple[PeerId, Mapping[str, float]]]:
         """Whom to answer now, with the workers' counters; they are forgotten."""

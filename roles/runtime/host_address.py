@@ -26,7 +26,7 @@ def own_address(host: str, given: str | None, interface: str | None) -> str:
     right = f"say which one with cluster.addresses: {{{host}: …}} or with deploy.interface"
     try:
         address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of what cannot be one
         raise ConfigError(f"the host name {host} has no address here: {right}") from error
     if ipaddress.IPv4Address(address).is_loopback:  # as Debian writes a host's own name in /etc/hosts
         raise ConfigError(

@@ -75,7 +75,7 @@ def open_handle(identity: ProcessIdentity) -> int | None:
     """A pidfd of that very process; None when it is gone. The caller closes it."""
     try:
         handle = os.pidfd_open(identity.pid)
-    except OSError:
+    except (OSError, OverflowError):  # the latter of what no kernel has for a pid, in a file that is not ours
         return None
     if identity_of(identity.pid) == identity:  # looked at after opening: from here on it cannot be another
         return handle

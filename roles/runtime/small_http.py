@@ -67,10 +67,13 @@ class SmallHttpServer:
             self._server = self.loop.run_until_complete(
                 asyncio.start_server(self._accepted, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of what cannot be a host's name
             self.loop.close()
             # asyncio puts a sentence of its own, with the address, around the reason; below 0: no such host.
-            reason = os.strerror(error.errno or 0) if (error.errno or 0) > 0 else error.strerror
+            code = getattr(error, "errno", None) or 0
+            reason = (
+                os.strerror(code) if code > 0 else getattr(error, "strerror", "no host can have that name")
+            )
             raise ConfigError(f"{purpose} at {address}: {reason}") from error
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

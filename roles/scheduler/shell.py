@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fabric.curve import CONTROL_KINDS, guarded
-from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
@@ -263,10 +262,7 @@ class SchedulerShell:
             message = self.role.stats.told_in(message)
         if isinstance(message, BatchesRemembered):
             message = self._with_plan(message)
-        try:
-            self._outbox.put(peer, message)
-        except LocalProtocolError as error:  # of users' names and numbers, such as a batch of too many pieces
-            log.warning("message_unsendable message=%s error=%r", type(message).__name__, str(error))
+        self._outbox.put(peer, message)
 
     def _show(self, asked: SnapshotAsked) -> None:
         """Somebody wants its page of metrics."""

@@ -27,7 +27,7 @@ from roles.node_agent.events import AgentAction, AgentEvent, AgentLimits, Kill, 
 from roles.runtime.core import SCHEDULER, Heard, Send, Tick
 from roles.runtime.peer_checks import OFFENDERS_MAX
 from roles.runtime.process_events import ProcessExited, SchedulerFound
-from tests.hostile import TYPES, Hostile
+from tests.hostile import TYPES, Hostile, check_sendable
 from tests.unit.roles.node_agent.test_node_agent_core import spec
 
 NODE = NodeId("a")
@@ -101,6 +101,7 @@ class Run:
                 types = [one for one in (*TYPES, *SPOKEN * 6) if one is not StatusAsked]
                 self.heard_stranger(peer, self._strangers.message(types))
         for action in self.core.handle(event, self.now_ms):
+            check_sendable(action)
             self.do(action)
 
     def heard_stranger(self, peer: PeerId, message: AnyMessage) -> None:

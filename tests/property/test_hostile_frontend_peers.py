@@ -45,7 +45,7 @@ from roles.frontend.events import (
 from roles.runtime.core import Handle, Lost, Tick
 from roles.runtime.peer_checks import OFFENDERS_MAX
 from tests.builders import BOOT, FRONTEND, IMAGENET, directory, frontend_settings, model_info, slice_info
-from tests.hostile import TYPES, Hostile
+from tests.hostile import TYPES, Hostile, check_sendable
 from tests.property.test_frontend import IMAGE, World
 
 STRANGERS = tuple(PeerId(f"stranger/{number}") for number in range(4))
@@ -185,6 +185,7 @@ class Anything:
 
     def feed(self, event: FrontendEvent) -> None:
         for action in self.core.handle(event, self.now_ms):
+            check_sendable(action)
             self._check(action)
 
     def _check(self, action: FrontendAction) -> None:

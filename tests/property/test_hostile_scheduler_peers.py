@@ -44,7 +44,7 @@ from roles.scheduler.core import Event, SchedulerCore
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.make_plan import make_plan
 from roles.scheduler.settings import SchedulerSettings, settings_from
-from tests.hostile import TYPES, Hostile
+from tests.hostile import TYPES, Hostile, check_sendable
 
 OPTIONS: dict[str, dict[str, Any]] = {"timeout": {"timeout_ms": 4}, "fixed": {"batch": 3}}
 A, B, ELSEWHERE = ModelId("a"), ModelId("b"), ModelId("elsewhere")
@@ -118,6 +118,7 @@ class Run:
                     "only who asked, or was lost, hears something"
                 )
         for send in self.core.handle(event, self.now_ms):
+            check_sendable(send)
             self.sent.append((self.now_ms, send))
             if isinstance(send.message, RunBatch):
                 self.running.append(send.message)

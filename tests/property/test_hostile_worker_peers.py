@@ -47,7 +47,7 @@ from roles.gpu_worker.executors.base import Loaded, LoadFailed, ModelLoaded, Run
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
 from tests.device_lines import DeviceLines
-from tests.hostile import TYPES, Hostile
+from tests.hostile import TYPES, Hostile, check_sendable
 from tests.worker_builders import (
     BOOT,
     FRONTEND,
@@ -175,6 +175,7 @@ class Anything:
 
     def feed(self, event: WorkerEvent) -> None:
         for action in self.core.handle(event, self.now_ms):
+            check_sendable(action)
             self._do(action)
 
     def _do(self, action: WorkerAction) -> None:

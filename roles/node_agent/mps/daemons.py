@@ -8,6 +8,9 @@
                              OVERDUE
 ```
 
+END leads from every state to ENDING, KILLED or GONE: a stop may come at any moment. A daemon under a guard that was taken
+over begins with START at the first event.
+
 No worker may start on a GPU whose daemon is not UP: it would run without its share and nobody would know. A
 server that is gone takes its clients' contexts with it and is followed by another one, so its daemon counts as sick at
 once, and one that has clients but no server does too; a daemon that does not answer does when it has not done so repeatedly. A GPU whose daemon is given up is shared in time, which is said.
@@ -66,6 +69,7 @@ NEXT: Final[Mapping[tuple[DaemonState, DaemonTransition], DaemonState]] = {
     (DaemonState.WAITING, DaemonTransition.START): DaemonState.STARTING,
     (DaemonState.WAITING, DaemonTransition.END): DaemonState.GONE,
     (DaemonState.GIVEN_UP, DaemonTransition.END): DaemonState.GONE,
+    (DaemonState.GONE, DaemonTransition.END): DaemonState.GONE,  # that one has not died of SIGKILL
     (DaemonState.STARTING, DaemonTransition.ANSWERS): DaemonState.UP,
     (DaemonState.STARTING, DaemonTransition.OVERDUE): DaemonState.KILLED,
     (DaemonState.STARTING, DaemonTransition.END): DaemonState.ENDING,
@@ -121,7 +125,7 @@ class Daemons:
         self._limits = limits
         self._actions = actions
         self._plans = plans
-        self._adopted = frozenset(adopted)
+        self._adopted = tuple(adopted)
         self._remarks: dict[int, str] = {}
         self._is_stopping = False
         self._all = {
@@ -180,6 +184,12 @@ class Daemons:
         return min(moments, default=None)
 
     # ------------------------------------------------------------ their lives
+
+    def begin(self, now_ms: float) -> None:
+        """To be called before anything else at each event: guards that were taken over run already."""
+        for gpu in self._adopted:
+            self._start(self._all[gpu], now_ms)
+        self._adopted = ()
 
     def tick(self, now_ms: float) -> list[int]:
         """Do what is due; the GPUs whose daemon went down over it."""
@@ -279,11 +289,8 @@ class Daemons:
 
     def _on_limit(self, daemon: _Daemon, now_ms: float) -> None:
         if daemon.state is DaemonState.WAITING:
-            self._step(daemon, DaemonTransition.START, now_ms)
-            daemon.check_at_ms = now_ms + self._limits.daemon_look_ms
-            if daemon.gpu not in self._adopted:
-                self._actions.append(StartDaemon(daemon.gpu))
-            self._adopted -= {daemon.gpu}
+            self._start(daemon, now_ms)
+            self._actions.append(StartDaemon(daemon.gpu))
             return
         if daemon.state is DaemonState.STARTING:
             limit_s = self._limits.daemon_start_ms / 1e3
@@ -292,6 +299,10 @@ class Daemons:
         daemon.check_at_ms = None
         if daemon.state is DaemonState.KILLED:
             self._actions.append(Kill(daemon.name))
+
+    def _start(self, daemon: _Daemon, now_ms: float) -> None:
+        self._step(daemon, DaemonTransition.START, now_ms)
+        daemon.check_at_ms = now_ms + self._limits.daemon_look_ms
 
     def _step(self, daemon: _Daemon, step: DaemonTransition, now_ms: float) -> None:
         daemon.state = NEXT[daemon.state, step]

@@ -60,7 +60,7 @@ class WorkerRecords:
 
         A client of MPS may serve on only where its daemon does too: else its share would be a word.
         """
-        kept, gpus = [], frozenset(daemons)
+        kept, gpus = [], tuple(daemons)  # what a file says of a GPU need not be a number
         for record in list(self._read()):
             has_its_share = record.gpu is None or record.gpu in gpus
             worker_id = record.orphan.worker_id

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from roles.node_agent.events import AgentAction, Kill, Orphan
+from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan
+from roles.runtime.process_events import Warn
 
 
 class Orphans:
     """Adds to the core's own `actions`."""
 
-    def __init__(self, found: Iterable[Orphan], adopt_ms: float, actions: list[AgentAction]) -> None:
+    def __init__(self, found: Iterable[Orphan], limits: AgentLimits, actions: list[AgentAction]) -> None:
         self._waited_for = {orphan.worker_id: orphan for orphan in found}
-        self._adopt_ms = adopt_ms
+        self._adopt_ms = limits.adopt_ms
+        self._end_ms = limits.client_end_ms + limits.kill_ms
         self._actions = actions
-        self._strays: set[str] = set()
-        """Those that were killed and whose end is not known yet."""
+        self._strays: dict[str, float | None] = {}
+        """Those that were killed and whose end is not known yet: until when it is waited for; None: no more."""
         self.adopt_until_ms: float | None = None
         """When they are given up."""
 
@@ -31,8 +33,8 @@ class Orphans:
 
     @property
     def are_gone(self) -> bool:
-        """Whether the end of all that were sent away is known."""
-        return not self._strays
+        """Whether the end of none that was sent away is waited for."""
+        return all(until_ms is None for until_ms in self._strays.values())
 
     @property
     def number_max(self) -> int:
@@ -44,8 +46,10 @@ class Orphans:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When they are given up; before their time began, at once."""
-        return 0.0 if self._waited_for and self.adopt_until_ms is None else self.adopt_until_ms
+        """When they are given up, before their time began at once; or the end of one that was killed is."""
+        own = 0.0 if self._waited_for and self.adopt_until_ms is None else self.adopt_until_ms
+        moments = (own, *self._strays.values())
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def begin(self, now_ms: float) -> None:
         """Their time begins with the first event."""
@@ -56,22 +60,31 @@ class Orphans:
         """It is a worker of ours now."""
         del self._waited_for[worker_id]
 
-    def send_away(self, worker_id: str) -> None:
+    def send_away(self, worker_id: str, now_ms: float) -> None:
         """It is of no use."""
         del self._waited_for[worker_id]
-        self._strays.add(worker_id)
+        self._strays[worker_id] = now_ms + self._end_ms
         self._actions.append(Kill(worker_id))
 
-    def send_all_away(self) -> None:
+    def send_all_away(self, now_ms: float) -> None:
         """They have not come in time, or nobody wants them."""
         for worker_id in list(self._waited_for):
-            self.send_away(worker_id)
+            self.send_away(worker_id, now_ms)
+
+    def tick(self, now_ms: float) -> None:
+        """Who does not even die of SIGKILL in time is stuck in the kernel, and holds nobody up."""
+        for worker_id, until_ms in self._strays.items():
+            if until_ms is not None and until_ms <= now_ms:
+                self._strays[worker_id] = None
+                self._actions.append(
+                    Warn(f"orphan_abandoned worker={worker_id} after_s={self._end_ms / 1e3:g}")
+                )
 
     def exited(self, worker_id: str) -> bool:
         """A process has ended; whether it was one of them."""
         if worker_id not in self._strays and worker_id not in self._waited_for:
             return False
-        self._strays.discard(worker_id)
+        self._strays.pop(worker_id, None)
         self._waited_for.pop(worker_id, None)
         return True
 

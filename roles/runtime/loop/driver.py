@@ -20,6 +20,7 @@ driver never sleeps then.
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import select
 import sys
@@ -31,6 +32,7 @@ from typing import Any, Generic, TypeVar
 from msgspec.structs import replace
 
 from fabric.clock import Clock, MonotonicClock
+from fabric.errors import LocalProtocolError
 from fabric.messages import StatusListed
 from roles.runtime.core import Core, Tick
 from roles.runtime.loop.sources import Source, Teller, is_fed_within, teller_of, timer_of
@@ -50,6 +52,7 @@ YOUNG_TIMES_MAX = 3  # collections of the youngest, before those that outlived o
 RECENT_MAX = 128  # events that a role remembers, for the report of a defect: with more, each one's memory has left the cache
 SWITCH_S = 1e-4  # another thread of the process that computes lets the loop in after so long, not after 5 ms
 
+log = logging.getLogger("tenuto")
 EventT = TypeVar("EventT")
 ActionT = TypeVar("ActionT")
 
@@ -68,6 +71,7 @@ class DriverStats:
     late_ms_max: float = 0.0
     turn_ms_max: float = 0.0
     collect_ms_max: float = 0.0
+    unsendable: int = 0
     late_buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
 
     def note_lateness(self, late_ms: float) -> None:
@@ -104,6 +108,7 @@ class DriverStats:
             "timer_late_ms_max": self.late_ms_max,
             "turn_ms_max": self.turn_ms_max,
             "collect_ms_max": self.collect_ms_max,
+            "messages_unsendable": float(self.unsendable),
         }
         return replace(status, counters={**status.counters, **measured})
 
@@ -115,6 +120,7 @@ def _nothing() -> None:
 class Role(Generic[EventT, ActionT]):
     """One core, what it hears from, and what does as it says. `perform` does one action; it may not block.
 
+    What it cannot send (LocalProtocolError), such as others' words in one, is counted and lost: no peer ends a role.
     `on_turn_end`: what a turn's actions gathered, such as messages to send, goes before the driver sleeps.
     """
 
@@ -139,6 +145,7 @@ class Role(Generic[EventT, ActionT]):
         self._wanted_at_ms: float | None = None
         self._fed_at_ms = 0.0
         self._due_at_ms = 0.0
+        self._said = ""
 
     @property
     def name(self) -> str:
@@ -172,10 +179,19 @@ class Role(Generic[EventT, ActionT]):
         self._remember((now_ms, event))
         core, perform = self._core, self._perform
         for action in core.handle(event, now_ms):
-            perform(action)
+            try:
+                perform(action)
+            except LocalProtocolError as error:
+                self._note_unsendable(str(error))
         wake_at_ms = core.wake_at_ms  # `look_at_timer`, without a call for every event
         if wake_at_ms != self._wanted_at_ms:
             self._aim(wake_at_ms)
+
+    def _note_unsendable(self, why: str) -> None:
+        self.stats.unsendable += 1
+        if why != self._said:  # else it is tried again and again
+            log.warning("message_unsendable error=%r", why)
+        self._said = why
 
     def tick(self, clock: Clock) -> None:
         """Feed the tick that the core wants: its moment has come."""

@@ -72,6 +72,7 @@ class VirtualDriver(Driver):
                 ready.add(source)
         self._ready = ready
         self.turn()
+        assert not self.stats.unsendable, "what our own roles say makes nothing that cannot be sent"
 
     def _sleep(self, now_ms: float) -> set[Any]:
         next_at_ms = math.inf

@@ -216,6 +216,25 @@ def test_every_file_that_a_configuration_names_goes_with_it_and_is_found_there(
         carried_config(source, {"a": "10.0.0.1"})
 
 
+@pytest.mark.parametrize(
+    "part", [{"weights": "/proc/self/mem"}, {"weights": "x" * 300}, {"python": "odd:Model"}]
+)
+def test_a_file_that_cannot_be_read_is_named(part: dict[str, str], tmp_path: Path) -> None:
+    """As where this user may not: `/proc/self/mem` gives nobody its first bytes."""
+    (tmp_path / "mine.py").write_text("class Model: ...\n")
+    (tmp_path / "odd.py").symlink_to("/proc/self/mem")
+    loader = {"python": "mine:Model", **part}
+    document: dict[str, Any] = {
+        "models": [{"name": "own", "slo_ms": 30, "rate_rps": 1, "loader": loader}],
+        "cluster": {"nodes": [{"host": "a", "device": "cpu"}], "addresses": {"a": "127.0.0.1"}},
+    }
+    source = Source(tmp_path / "c.yaml", document, parse_config(document, tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"(/proc/self/mem|odd\.py): input/output error|/x+: file name too long"
+    ):
+        carried_config(source, {"a": "10.0.0.1"})
+
+
 def test_the_module_of_an_applications_glue_is_carried_too(tmp_path: Path) -> None:
     (tmp_path / "shop_glue").mkdir()
     (tmp_path / "shop_glue/__init__.py").write_text("class Crops: ...\n")

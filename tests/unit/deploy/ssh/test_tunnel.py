@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.ssh import tunnel as tunnels
-from deploy.ssh.tunnel import _addresses_of, _sockets_of
+from deploy.ssh.connection import HostConnection
+from deploy.ssh.tunnel import _addresses_of, _sockets_of, tunnel
 from fabric.errors import FabricError
 from roles.cli.options import key_option, via_option
+from roles.runtime.identities import is_over
 from tests.unit.deploy.ssh.stage import CLUSTER, Stage
 
 
@@ -58,6 +64,81 @@ def test_without_one_it_is_the_sockets_of_that_host(tmp_path: Path) -> None:
         _sockets_of([{"role_id": "scheduler-0"}], tmp_path)
 
 
+SSH = """#!{python}
+import socket, sys, time
+words = sys.argv[1:]
+for at, word in enumerate(words):
+    if word == "-L":
+        socket.socket(socket.AF_UNIX).bind(words[at + 1].partition(":")[0])
+if "-N" in words:
+    time.sleep(60)
+sys.stdin.read()
+"""
+KILLED = """
+import sys
+from deploy.ssh.tunnel import _forwarded
+from deploy.ssh.connection import HostConnection
+from roles.config.hosts import DeployConfig
+with _forwarded(HostConnection("h", DeployConfig()), []) as ssh:
+    print(ssh.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def _stand_in_for_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forwards as it is told, and runs for as long as what it runs there would."""
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH.format(python=sys.executable))
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("_stand_in_for_ssh")
+def test_ssh_ends_with_a_command_that_is_killed() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdin=pipe, stdout=pipe) as command:
+        assert command.stdout is not None
+        handle = os.pidfd_open(int(command.stdout.readline()))
+        command.kill()
+    try:
+        assert is_over(handle, 10.0)
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.usefixtures("_stand_in_for_ssh")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_end_takes_its_tunnel_along(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = {
+        "role_id": "scheduler-0",
+        "incarnation": "1",
+        "addresses": {"control": ["ipc:///run/t/s.control"]},
+    }
+    answer = {"cluster": None, "run_files": [role], "looked_in": []}
+    monkeypatch.setattr(HostConnection, "ask", lambda *_: answer)
+    seen: list[Path] = []
+
+    def command() -> None:
+        with tunnel("h") as folder:
+            assert (folder / "scheduler-0.json").exists()
+            seen.append(folder)
+            signal.raise_signal(number)
+
+    former = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, former)
+    assert ended.value.code == 128 + number
+    assert not seen[0].exists()
+
+
 @pytest.mark.parametrize("is_key_first", [True, False])
 def test_a_tunnel_is_opened_once_with_host_and_key_in_either_order(
     is_key_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,11 +146,11 @@ def test_a_tunnel_is_opened_once_with_host_and_key_in_either_order(
     opened: list[tuple[str, Path | None]] = []
 
     @contextmanager
-    def tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
+    def open_tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
         opened.append((host, key_file))
         yield tmp_path
 
-    monkeypatch.setattr(tunnels, "tunnel", tunnel)
+    monkeypatch.setattr(tunnels, "tunnel", open_tunnel)
     monkeypatch.setenv("TENUTO_RUN_DIR", "before")
     key = tmp_path / "operator.key"
     key.touch()

@@ -81,6 +81,10 @@ def test_a_wheelhouse_that_is_none_says_so(tmp_path: Path) -> None:
         wheels_in(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="there is no wheel in"):
         wheels_in(tmp_path)
+    (tmp_path / "y-1-py3-none-any.whl").symlink_to("/proc/self/mem")
+    with pytest.raises(ConfigError, match=r"y-1-py3-none-any\.whl: input/output error"):
+        wheels_in(tmp_path)
+    (tmp_path / "y-1-py3-none-any.whl").unlink()
     (tmp_path / "x-1-py3-none-any.whl").write_bytes(b"no zip")
     with pytest.raises(ConfigError, match="is no wheel"):
         needed_wheels(OwnWheel(wheel("tenuto", "x"), "1"), wheels_in(tmp_path), [], [])

@@ -419,6 +419,8 @@ A_NODE = {"host": "a", "gpus": 1}
         ),
         (document(listen={"client": "tcp://127.0.0.1"}), "it must end in :PORT"),
         (document(listen={"client": "tcp://0.0.0.0:1"}), "name the interface's own address"),
+        (document(listen={"client": "tcp://a..b:1"}), "each part of a host's name has 1 to 63 characters"),
+        (document(listen={"metrics": f"{'x' * 64}.org:1"}), "each part of a host's name has 1 to 63"),
         (
             document(listen={"client": "tcp://10.0.0.1:1"}),
             "others can reach: that needs keys (tenuto keys create",

@@ -217,5 +217,8 @@ def test_an_address_that_only_this_host_reaches_is_not_told_to_others() -> None:
         own_address("localhost", None, None)
     with pytest.raises(ConfigError, match="has no address here"):
         own_address("no-such-host.invalid", None, None)
+    for host in ("gpu..1", "n" * 64):  # which no resolver is even asked for
+        with pytest.raises(ConfigError, match=rf"the host name {host} has no address here: say which one"):
+            own_address(host, None, None)
     with pytest.raises(ConfigError, match="there is lo"):
         address_of_interface("nosuch0")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     DesiredSlices,
@@ -302,6 +304,28 @@ def test_a_stop_is_bounded_whatever_the_daemons_do() -> None:
     assert agent.core.is_stopped
 
 
+@pytest.mark.parametrize("event", [ProcessExited("mps-a-0", 1, ""), StopAsked()])
+def test_a_guard_that_was_taken_over_runs_from_the_first_event_on(event: AgentEvent) -> None:
+    """It may end, or the agent be told to stop, before anything else has happened."""
+    found = FoundDevices([GpuInfo(0, "a100", "cuda")], {0: MPS}, daemons=[0])
+    core = NodeAgentCore(AgentSelf(NodeId("a"), Incarnation("new")), found, LIMITS)
+    actions = core.handle(event, 7.0)
+    assert (Terminate("mps-a-0") in actions) == isinstance(event, StopAsked)
+    core.handle(StopAsked(), 8.0)
+    assert core.is_stopped == isinstance(event, ProcessExited)
+
+
+def test_a_guard_that_does_not_die_of_sigkill_keeps_the_others_from_no_orderly_end() -> None:
+    agent = Agent()
+    agent.checked(0, "", 7)
+    agent.checked(1)
+    assert Kill("mps-a-0") in agent.checked(0, "", 8), "the server that it had is gone"
+    agent.until(agent.now_ms + LIMITS.kill_ms)
+    assert Terminate("mps-a-1") in agent.feed(StopAsked())
+    agent.feed(ProcessExited("mps-a-1", 0, ""))
+    assert agent.core.is_stopped
+
+
 def test_gpus_are_sampled_once_a_second_one_sample_at_a_time() -> None:
     agent = Agent()
     assert SampleGpus() in agent.done
@@ -414,6 +438,22 @@ def test_a_stop_before_all_are_adopted_ends_the_others_too() -> None:
     for gpu in (0, 1):
         agent.feed(ProcessExited(f"mps-a-{gpu}", 0, ""))
     assert agent.core.is_stopped
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["never ends", "ends after all"])
+def test_an_orphan_that_does_not_die_of_sigkill_holds_no_stop_up(is_late: bool) -> None:
+    """Nor does its end surprise anybody when nobody waits for it any more."""
+    found = FoundDevices([GpuInfo(0, "generic", "emulated")], orphans=[ORPHAN])
+    core = NodeAgentCore(AgentSelf(NodeId("a"), Incarnation("new"), outlives=True), found, LIMITS)
+    assert Kill("worker-a-7") in core.handle(StopAsked(), 0.0)
+    end_ms = LIMITS.client_end_ms + LIMITS.kill_ms
+    assert (core.is_stopped, core.wake_at_ms) == (False, end_ms)
+    (warning,) = core.handle(Tick(), end_ms)
+    assert warning == Warn("orphan_abandoned worker=worker-a-7 after_s=7")
+    if is_late:
+        core.handle(ProcessExited("worker-a-7", -9, ""), end_ms + 1.0)
+    assert core.is_stopped
+    assert core.wake_at_ms is None
 
 
 def test_every_worker_that_said_hello_is_written_down() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from fabric import frames
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     AnyMessage,
@@ -42,6 +43,7 @@ from roles.node_agent.status_requests import ANSWER_MS, ASKERS_MAX
 from roles.node_agent.workers.processes import TELL_AGAIN_MS
 from roles.node_agent.workers.suspect_models import FORGIVEN_AFTER_MS
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.runtime.loop.driver import DriverStats
 from roles.runtime.process_events import ProcessExited, SchedulerFound, StopAsked, Warn
 
 NODE = NodeId("a")
@@ -715,6 +717,29 @@ def test_anyone_may_ask_how_the_slices_are() -> None:
         f"{started.worker_id}/pid": 1.0,
         "is_ready": 1.0,
     }
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {"x" * 512: 1.0},
+        {f"c{number}": 1.0 for number in range(65_535)},
+        {f"{number:0200}": 1.0 for number in range(65_535)},
+    ],
+    ids=["a long name", "many", "many bytes"],
+)
+def test_whatever_workers_say_of_themselves_the_agents_answer_can_be_sent(counters: dict[str, float]) -> None:
+    host = Agent()
+    started = host.serve(spec("x"), spec("y"), spec("z"))
+    host.hear("operator", StatusAsked())
+    for each in started:
+        status = StatusListed(each.worker_id, 1, (), (), {"turns": 7.0, **counters})
+        frames.pack(status)  # it can come
+        answers = sent(host.hear(each.worker_id, status))
+    ((_, listed),) = answers
+    assert isinstance(listed, StatusListed)
+    frames.pack(DriverStats().told_in(listed))
+    assert all(listed.counters[f"{each.worker_id}/turns"] == 7.0 for each in started)
 
 
 def test_who_asks_does_not_wait_long_for_a_worker_that_says_nothing() -> None:

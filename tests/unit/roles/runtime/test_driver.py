@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fabric import frames
 from fabric.clock import MonotonicClock
 from fabric.ids import PeerId
 from fabric.inproc import HubLink
@@ -61,6 +62,7 @@ def test_a_status_tells_what_the_loop_measured_beside_what_the_role_counted() ->
         "timer_late_ms_max": 0.005,
         "turn_ms_max": 2.0,
         "collect_ms_max": 4.0,
+        "messages_unsendable": 0.0,
     }
 
 
@@ -440,6 +442,33 @@ def test_a_loop_without_time_to_spare_collects_all_of_it_at_last() -> None:
         driver.close()
     assert gone_at_ms, "there was too little of it for the young, and never time for all"
     assert COLLECT_AT_LAST_MS <= gone_at_ms[0] - began_ms < 1.5 * COLLECT_AT_LAST_MS
+
+
+def test_a_message_that_cannot_be_sent_is_lost_and_counted_and_ends_no_role(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The same one again and again is said once."""
+    done: list[int] = []
+
+    class Core:
+        wake_at_ms = None
+
+        def handle(self, event: str | Tick, now_ms: float) -> Sequence[int]:
+            return (0, 600, 1)
+
+    def perform(length: int) -> None:
+        frames.pack(StatusListed("a", 1, (), (), {"x" * length: 1.0}))
+        done.append(length)
+
+    role: Role[str, int] = Role(Core(), [Endless()], perform)
+    driver = Driver([role], MonotonicClock())
+    try:
+        driver.run(lambda: len(done) >= 6)
+    finally:
+        driver.close()
+    assert done[:4] == [0, 1, 0, 1]
+    assert role.stats.told_in(StatusListed("a", 1, (), (), {})).counters["messages_unsendable"] >= 3
+    assert caplog.text.count("message_unsendable error=") == 1
 
 
 def test_what_a_turn_raised_is_told_with_the_last_events_and_goes_on_its_way() -> None:

@@ -9,12 +9,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from fabric.errors import ConfigError
 from roles.runtime.loop.driver import DriverStats
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.catalog import METRICS, Kind
 from roles.runtime.metrics.common import about_process, other_events
 from roles.runtime.metrics.histogram import SLO_FRACTIONS, Histogram, of_slo
 from roles.runtime.metrics.page import page_of
+from roles.runtime.metrics.server import MetricsServer
 from roles.runtime.metrics.snapshot import Buckets, Measured, buckets_of
 
 PAGE = (Path(__file__).parents[4] / "docs" / "operate" / "metrics.md").read_text(encoding="utf-8")
@@ -139,3 +141,10 @@ def test_the_page_lists_each_role_s_metrics_under_its_heading() -> None:
         section = section[: section.find("\n## ", 3)]
         own = {metric.name for metric in METRICS if metric.shown_by == (kind,)}
         assert set(re.findall(r"^\| `(tenuto_\w+)`", section, re.MULTILINE)) == own
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "é" * 60], ids=["empty", "long", "long when written out"])
+def test_what_can_be_no_hosts_name_is_refused_as_one_that_is_not_found(host: str) -> None:
+    words = f"^listen.metrics: the page of metrics cannot be served at {host}:1: no host can have that name$"
+    with pytest.raises(ConfigError, match=words):
+        MetricsServer(f"{host}:1", "frontend-0")
