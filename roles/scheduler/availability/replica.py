@@ -59,6 +59,7 @@ from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import (
     NOT_OWNER,
+    OUT_OF_RANGE,
     WRONG_IDENTITY,
     Offences,
     PeerChecks,
@@ -282,10 +283,10 @@ class SchedulerReplica:
             return
         match message:
             case LeaseReport():
-                self._elect(self._election.heard(peer, message, now_ms), actions, now_ms)
+                self._hear_lease(peer, message, actions, now_ms)
             case NodeHello(node_id=node_id, incarnation=incarnation):
                 if peer == peer_id(role_id_of_node(node_id), incarnation):  # else the core refuses it
-                    self._elect(self._election.heard(peer, _report_in(message), now_ms), actions, now_ms)
+                    self._hear_lease(peer, _report_in(message), actions, now_ms)
                     self._await_slices(message)
                     if self._core is None:
                         self._remember_early(event, "")
@@ -308,6 +309,14 @@ class SchedulerReplica:
         is_open = self._gathering is None and not self._is_fresh
         if is_open or not isinstance(message, FrontendHello):
             self._to_core(event, actions, now_ms)
+
+    def _hear_lease(
+        self, peer: PeerId, report: LeaseReport, actions: list[ReplicaAction], now_ms: float
+    ) -> None:
+        self._elect(self._election.heard(peer, report, now_ms), actions, now_ms)
+        if not self._election.believes(report.node_id):
+            what = f"its epoch {report.epoch} is far above what elections have come to"
+            self.offences.note(peer, RemoteProtocolError(what, OUT_OF_RANGE), now_ms, may_cut_off=False)
 
     def _is_too_early(self, peer: PeerId, message: AnyMessage) -> bool:
         """Whether it is of a frontend that would be shown a cluster without slices.

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fabric.ids import OPERATOR, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.limits import INTEGER_MAX
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -471,3 +472,14 @@ def test_frontends_wait_longer_too_while_not_one_agent_has_introduced_itself() -
                 granted = LeaseReport(NODE, ask.epoch, "scheduler-1", BORN, is_free=False, number=ask.number)
                 stage.hear(AGENT, granted)
     assert stage.now_ms == began_ms + GATHER_FIRST_MS
+
+
+def test_an_epoch_that_no_election_comes_to_is_an_offence_and_asked_for_by_nobody() -> None:
+    """With the greatest one that a message holds every question would be one that cannot be sent."""
+    stage = Stage()
+    stage.take_over()
+    bad = LeaseReport(NODE, INTEGER_MAX, "scheduler-0", BORN, is_free=True)
+    actions = stage.hear(AGENT, bad)
+    actions += stage.hear(AGENT, NodeHello(NODE, BORN, (), (), False, INTEGER_MAX, "scheduler-0", BORN, True))
+    assert not any(isinstance(one, Send) and isinstance(one.message, LeaseAsked) for one in actions)
+    assert stage.replica.offences.counters["offences_out_of_range"] == 2
