@@ -304,8 +304,8 @@ class Election:
     def _highest(self) -> int:
         """The highest epoch that it has heard of, or asked for: that may be granted yet. None that it does not believe (any more)."""
         believed_max = self._believed_max()
-        known = (self._asking, *(agent.epoch for agent in self._agents.values()))
-        return max((epoch for epoch in known if epoch <= believed_max), default=self.epoch)
+        known = (self.epoch, self._asking, *(agent.epoch for agent in self._agents.values()))
+        return max(epoch for epoch in known if epoch <= believed_max)
 
     def _believed_max(self) -> int:
         said = sorted((agent.epoch for agent in self._agents.values()), reverse=True)
