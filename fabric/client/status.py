@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
+import select
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -50,19 +50,19 @@ def ask_role(
     until_ms = clock.now_ms() + timeout_ms
     is_asked = False
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(link.fileno(), selectors.EVENT_READ)
-            while clock.now_ms() < until_ms:
-                is_asked = is_asked or link.send(server, question)
-                if link.refusal:
-                    raise Unauthorised(link.refusal)
-                for received in link.receive(16):
-                    if isinstance(received.message, answered_by):
-                        return received.message
-                if link.take_lost():
-                    break
-                if not link.has_more:
-                    selector.select(0.01)
+        waiting = select.poll()  # which takes no descriptor: there may be none left
+        waiting.register(link.fileno(), select.POLLIN)
+        while clock.now_ms() < until_ms:
+            is_asked = is_asked or link.send(server, question)
+            if link.refusal:
+                raise Unauthorised(link.refusal)
+            for received in link.receive(16):
+                if isinstance(received.message, answered_by):
+                    return received.message
+            if link.take_lost():
+                break
+            if not link.has_more:
+                waiting.poll(10.0)
         trouble = link.trouble
     finally:
         link.close()

@@ -7,7 +7,6 @@ faster, and its own lateness is reported beside them.
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import selectors
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -20,7 +19,8 @@ from fabric.errors import DeadlineExceeded, FabricError, PeerLost, RequestError
 from fabric.link import Tensor
 from roles.runtime.process import wake_exactly
 
-ANSWER_GRACE_MS = 10_000.0  # after the last send; the SDK's own deadline is earlier
+ANSWER_GRACE_MS = 10_000.0  # after the last send, of requests whose deadline is the SDK's own
+_DEADLINE_GRACE_MS = 2_000.0  # after a deadline: whoever answers then says that it is over
 _HEAR_EVERY = 16  # a sender that is behind still hears its answers after so many sends
 
 _T = TypeVar("_T")
@@ -57,6 +57,11 @@ class PlayedRequest:
     error: FabricError | None = None
 
 
+def answer_grace_ms(longest_budget_ms: float) -> float:
+    """How long after its last request a run of such budgets may still hear answers."""
+    return max(ANSWER_GRACE_MS, longest_budget_ms + _DEADLINE_GRACE_MS)
+
+
 def run_precisely(work: Coroutine[Any, Any, _T]) -> _T:
     """Run on an asyncio loop that sleeps microseconds: asyncio's epoll only sleeps whole milliseconds."""
     wake_exactly()
@@ -74,13 +79,18 @@ async def play(
 ) -> None:
     """Play a plan in order of `at_ms`; returns when `on_done` has heard the fate of every request.
 
+    What is not answered within `answer_grace_ms` of the last send has missed its deadline.
+
     What of a request's budget the sender itself has used up is taken off it. With `gather_ms` requests leave together
     at its multiples, as from a gateway that many clients share; what they waited for that counts as lateness.
     """
-    pending: set[asyncio.Future[InferResult]] = set()
+    pending: dict[asyncio.Future[InferResult], tuple[PlannedRequest, float]] = {}
+    longest_ms = 0.0
 
-    def finish(planned: PlannedRequest, late_ms: float, future: asyncio.Future[InferResult]) -> None:
-        pending.discard(future)
+    def finish(future: asyncio.Future[InferResult]) -> None:
+        if future not in pending:  # it has missed its deadline
+            return
+        planned, late_ms = pending.pop(future)
         latency_ms = clock.now_ms() - began_at_ms - planned.at_ms
         error = future.exception()
         if error is None:
@@ -105,11 +115,16 @@ async def play(
         except (RequestError, PeerLost) as error:
             on_done(PlayedRequest(planned, late_ms, late_ms, error=error))
         else:
-            pending.add(future)
-            future.add_done_callback(functools.partial(finish, planned, late_ms))
+            pending[future] = planned, late_ms
+            longest_ms = max(longest_ms, budget_ms or 0.0)
+            future.add_done_callback(finish)
     if pending:
-        _, unanswered = await asyncio.wait(set(pending), timeout=ANSWER_GRACE_MS / 1e3)
-        assert not unanswered, "the SDK answers every request by its deadline"
+        await asyncio.wait(set(pending), timeout=answer_grace_ms(longest_ms) / 1e3)
+    unanswered, now_ms = list(pending.values()), clock.now_ms()
+    pending.clear()
+    for planned, late_ms in unanswered:
+        silent = DeadlineExceeded("no answer came")
+        on_done(PlayedRequest(planned, late_ms, now_ms - began_at_ms - planned.at_ms, error=silent))
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:

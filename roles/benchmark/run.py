@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection, wait
 
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
-from roles.benchmark.player import ANSWER_GRACE_MS
-from roles.benchmark.share import READY_LIMIT_S, LoadPlan, LoadRecord, StartGate, play_share
+from roles.benchmark.player import ANSWER_GRACE_MS, answer_grace_ms
+from roles.benchmark.share import READY_LIMIT_S, LoadPlan, LoadRecord, StartGate, asked_of, play_share
 from roles.benchmark.verdict import LoadRun, judge
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 from roles.runtime.spawned import DeafContext
@@ -36,7 +36,8 @@ def run_load(plan: LoadPlan, window: Window, on_step: Callable[[float], None]) -
             writer.close()
             readers.append(reader)
             senders.append(sender)
-        records = _collect(readers, plan.until_ms, on_step)
+        longest_ms = max(slo_ms for _, slo_ms in asked_of(plan.config))
+        records = _collect(readers, plan.until_ms, answer_grace_ms(longest_ms), on_step)
     finally:
         os.environ.pop(PARENT_VARIABLE, None)
         for sender in senders:
@@ -57,11 +58,11 @@ def _send(plan: LoadPlan, number: int, start: StartGate, writer: Connection) -> 
 
 
 def _collect(
-    readers: Sequence[Connection], until_ms: float, on_step: Callable[[float], None]
+    readers: Sequence[Connection], until_ms: float, grace_ms: float, on_step: Callable[[float], None]
 ) -> list[LoadRecord]:
     clock = MonotonicClock()
     began_at_ms = clock.now_ms()
-    limit_ms = READY_LIMIT_S * 1000 + until_ms + 2 * ANSWER_GRACE_MS
+    limit_ms = READY_LIMIT_S * 1000 + until_ms + grace_ms + ANSWER_GRACE_MS
     waiting = list(readers)
     records: list[LoadRecord] = []
     failures: list[FabricError] = []

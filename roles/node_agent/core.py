@@ -146,7 +146,7 @@ class NodeAgentCore:
         self._followed: PeerId | None = None
         """Who `SCHEDULER` is: the lease's holder, or who was found first."""
         self._workers.epoch = self._lease.epoch
-        self._checks = AgentPeerChecks(self._workers, self._orphans.waited_for, self._schedulers)
+        self._checks = AgentPeerChecks(self._workers, self._orphans.waited_for, self._schedulers, self._lease)
         self._wanted: dict[SliceId, SliceSpec] = {}
         self._is_told = False  # what to run, since its start
         self._hello_at_ms: float | None = None

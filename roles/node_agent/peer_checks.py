@@ -24,11 +24,13 @@ from fabric.messages import (
     WorkerHello,
 )
 from roles.node_agent.events import Orphan
+from roles.node_agent.lease import LeaseGrants
 from roles.node_agent.workers.processes import Workers
 from roles.runtime.core import SCHEDULER
-from roles.runtime.epochs import SCHEDULERS_MAX
+from roles.runtime.epochs import GRANTED_LEAP_MAX, SCHEDULERS_MAX
 from roles.runtime.peer_checks import (
     NOT_OWNER,
+    OUT_OF_RANGE,
     WRONG_IDENTITY,
     Offences,
     PeerChecks,
@@ -43,12 +45,17 @@ class AgentPeerChecks:
     """Looks at the core's own tables."""
 
     def __init__(
-        self, workers: Workers, orphans: Mapping[str, Orphan], schedulers: Collection[PeerId]
+        self,
+        workers: Workers,
+        orphans: Mapping[str, Orphan],
+        schedulers: Collection[PeerId],
+        lease: LeaseGrants,
     ) -> None:
         self.offences = Offences()
         self._workers = workers
         self._orphans = orphans
         self._schedulers = schedulers
+        self._lease = lease
         rules: dict[type, Rule] = {
             WorkerHello: self._worker_hello,
             SliceReady: self._slice_news,
@@ -79,6 +86,10 @@ class AgentPeerChecks:
     def _lease_asked(self, peer: PeerId, asked: LeaseAsked) -> None:
         if peer not in (SCHEDULER, asked.scheduler_id):
             raise RemoteProtocolError(f"it says that it is {asked.scheduler_id}", WRONG_IDENTITY)
+        granted = self._lease.epoch
+        if granted and asked.epoch > granted + GRANTED_LEAP_MAX:
+            what = f"it asks for epoch {asked.epoch}, far above {granted}, which was granted here last"
+            raise RemoteProtocolError(what, OUT_OF_RANGE)
 
     def _worker_hello(self, peer: PeerId, hello: WorkerHello) -> None:
         require_identity(peer, hello.worker_id, hello.incarnation)

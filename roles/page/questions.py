@@ -171,14 +171,20 @@ class Questions:
 
     def _begin(self, asked: _Asked) -> None:
         command, *flags = asked.question.arguments
-        said, complaint = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  closed in `_end`
-        process = subprocess.Popen(  # noqa: S603  our own command
-            [sys.executable, "-P", "-m", "roles.cli", command, *self._where, *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=complaint,
-            env={**child_environment(), "OPENBLAS_NUM_THREADS": "1"},
-        )
+        with contextlib.ExitStack() as opened:
+            try:
+                said, complaint = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+                process = subprocess.Popen(  # noqa: S603  our own command
+                    [sys.executable, "-P", "-m", "roles.cli", command, *self._where, *flags],
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=complaint,
+                    env={**child_environment(), "OPENBLAS_NUM_THREADS": "1"},
+                )
+            except OSError as error:  # no descriptor, process or room for a file is left
+                self._answer(asked, _error(f"this host cannot run the command: {error.strerror}"))
+                return
+            opened.pop_all()  # closed in `_end`
         with contextlib.suppress(OSError):  # a sandbox may not allow it
             os.setpriority(os.PRIO_PROCESS, process.pid, NICEST)
             os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
@@ -198,10 +204,17 @@ class Questions:
             answer = b'{"answer": ' + said.strip() + b"}"
         else:
             reason = _TOO_LONG if code is None else complaint.removeprefix("tenuto: ")
-            answer = json.dumps({"error": reason or f"the command ended with {code}"}).encode()
-        with self._lock:
-            running.asked.answer = answer
+            answer = _error(reason or f"the command ended with {code}")
+        self._answer(running.asked, answer)
         self._running = None
+
+    def _answer(self, asked: _Asked, answer: bytes) -> None:
+        with self._lock:
+            asked.answer = answer
+
+
+def _error(reason: str) -> bytes:
+    return json.dumps({"error": reason}).encode()
 
 
 KINDS: Final[Mapping[str, str]] = {"/why": "why", "/what-if": "what-if"}

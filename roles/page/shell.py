@@ -126,7 +126,7 @@ class Page:
         self._look_count += 1
         try:
             look = self._looks.look()
-        except FabricError as error:
+        except (FabricError, OSError) as error:  # also where this host has no descriptor left
             if str(error) != self._trouble:
                 log.warning("cluster_unseen error=%r", str(error))
             self._trouble = str(error)

@@ -65,7 +65,8 @@ class Entry(Struct, frozen=True):
 class Journal:
     """Writes one. `about` says whose core it is; an earlier journal of that name is replaced.
 
-    Where it cannot be written on, as on a full disk, it ends there: `events_lost` counts what came later.
+    Where it cannot be begun or written on, as on a full disk, it ends there: `events_lost` counts what came later. Whether
+    it may be written at all `require_journal` says before.
     """
 
     def __init__(self, path: Path, about: bytes, bytes_max: int = BYTES_MAX) -> None:
@@ -76,11 +77,12 @@ class Journal:
         self._written = 0
         self._entries = 0
         self._flush_at_ms = 0.0
+        self._file: BinaryIO | None = None
         try:
             _rotated(path).unlink(missing_ok=True)
-            self._file: BinaryIO | None = self._begin()
+            self._begin()
         except OSError as error:
-            raise ConfigError(f"cannot write the journal {path}: {error.strerror}") from error
+            self._give_up(error)
 
     def note(self, event: Event, now_ms: float, actions: Sequence[Send]) -> None:
         """Record one event and what came of it."""
@@ -107,11 +109,12 @@ class Journal:
             if self._written >= self._bytes_max // 2:
                 self._file.close()
                 self._path.replace(_rotated(self._path))
-                self._file = self._begin()
+                self._begin()
             elif now_ms >= self._flush_at_ms:
                 self._flush_at_ms = now_ms + FLUSH_EVERY_MS
                 self._file.flush()
         except OSError as error:
+            self.events_lost += 1
             self._give_up(error)
 
     def close(self) -> None:
@@ -120,6 +123,7 @@ class Journal:
             try:
                 self._file.close()
             except OSError as error:
+                self.events_lost += 1
                 self._give_up(error)
 
     def set_aside(self) -> None:
@@ -131,17 +135,15 @@ class Journal:
 
     def _give_up(self, error: OSError) -> None:
         log.error("journal_ends path=%s events=%d reason=%r", self._path, self._entries, error.strerror)
-        self.events_lost += 1
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # it tries once more to write what it has
                 file.close()
 
-    def _begin(self) -> BinaryIO:
-        file = self._path.open("wb")
+    def _begin(self) -> None:
+        self._file = self._path.open("wb")
         self._written = 0
-        self._write(file, (VERSION, WIRE_VERSION, self._entries, self._about))
-        return file
+        self._write(self._file, (VERSION, WIRE_VERSION, self._entries, self._about))
 
     def _write(self, file: BinaryIO, value: object) -> None:
         data: bytes = msgpack.packb(value)
@@ -312,6 +314,14 @@ def _said(message: AnyMessage) -> bytes:
         return packed(message)
     except LocalProtocolError:
         return b""
+
+
+def require_journal(path: Path) -> None:
+    """Raise ConfigError where no journal may be written. What is there stays, until one begins."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"cannot write the journal {path}: {error.strerror}") from error
 
 
 def kept_aside(path: Path) -> Path:

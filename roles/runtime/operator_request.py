@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import selectors
+import select
 from collections.abc import Sequence
 
 from fabric.clock import Clock, MonotonicClock
@@ -61,30 +61,30 @@ def ask_change(
     own = peer_id(OPERATOR, new_incarnation())
     link = DealerLink.connect(own, SCHEDULER, addresses, guard=guarded(keyring))
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(link.fileno(), selectors.EVENT_READ)
-            until_ms = clock.now_ms() + limit_ms
-            heard_at_ms = clock.now_ms()
-            ping_at_ms, pings = heard_at_ms, 0
-            is_asked = False
-            while clock.now_ms() < until_ms:
-                is_asked = is_asked or link.send(SCHEDULER, request)
-                if link.refusal:
-                    raise Unauthorised(link.refusal)
-                if clock.now_ms() >= ping_at_ms:
-                    ping_at_ms, pings = clock.now_ms() + PING_EVERY_MS, pings + 1
-                    link.send(SCHEDULER, Ping(pings))
-                for received in link.receive(16):
-                    heard_at_ms = clock.now_ms()
-                    match received.message:
-                        case Changed(request_no=number) as answer if number == request.request_no:
-                            return answer
-                        case Pong():
-                            pass
-                if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
-                    raise PeerLost(f"nobody answers at {addresses[0]}{unknown if is_asked else ''}")
-                if not link.has_more:
-                    selector.select(0.01)
+        waiting = select.poll()  # which takes no descriptor: there may be none left
+        waiting.register(link.fileno(), select.POLLIN)
+        until_ms = clock.now_ms() + limit_ms
+        heard_at_ms = clock.now_ms()
+        ping_at_ms, pings = heard_at_ms, 0
+        is_asked = False
+        while clock.now_ms() < until_ms:
+            is_asked = is_asked or link.send(SCHEDULER, request)
+            if link.refusal:
+                raise Unauthorised(link.refusal)
+            if clock.now_ms() >= ping_at_ms:
+                ping_at_ms, pings = clock.now_ms() + PING_EVERY_MS, pings + 1
+                link.send(SCHEDULER, Ping(pings))
+            for received in link.receive(16):
+                heard_at_ms = clock.now_ms()
+                match received.message:
+                    case Changed(request_no=number) as answer if number == request.request_no:
+                        return answer
+                    case Pong():
+                        pass
+            if link.take_lost() or clock.now_ms() - heard_at_ms > silence_ms:
+                raise PeerLost(f"nobody answers at {addresses[0]}{unknown if is_asked else ''}")
+            if not link.has_more:
+                waiting.poll(10.0)
     finally:
         link.close()
     raise NotAnswered(f"no answer within {limit_ms / 1e3:g} s{unknown}")

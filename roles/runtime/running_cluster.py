@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fabric.client import ask_status
+from fabric.clock import Clock, MonotonicClock
 from fabric.errors import PeerLost
 from fabric.ids import (
     AGENT_PREFIX,
@@ -35,7 +36,11 @@ _TOLD: Mapping[str, Sequence[str]] = {
     PAGE_ID: ("page",),
 }
 """By whose it is: what others may want to reach."""
-TAKE_OVER_TRIES, TAKE_OVER_LOOK_S = 40, 0.1
+TAKE_OVER_LOOK_S = 0.1
+LOOK_MS = 5_000.0
+"""All schedulers together have so long to answer, and one of them to take over; all other roles likewise."""
+LEAST_LIMIT_MS = 100.0
+"""For an answer of one, where others that are silent have used up the time for all: it may be well."""
 
 
 class ProcessReport(Struct, frozen=True):
@@ -78,9 +83,11 @@ def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
     processes = processes_in(run_dir)
     report = _report(endpoints_in(run_dir), active)
     counters = dict(report.counters)
+    clock = MonotonicClock()
+    until_ms = clock.now_ms() + LOOK_MS
     for process in processes:
         if process.alive and process.role_id not in counters:
-            counters |= _counters(process, keyring)
+            counters |= _counters(process, _limit_ms(ROLE_LIMIT_MS, until_ms, clock), keyring)
     return replace(report, processes=processes, counters=counters)
 
 
@@ -106,13 +113,15 @@ def _report(endpoints: Mapping[str, Sequence[str]], active: Mapping[int, ActiveS
     return ClusterReport(endpoints, (), merged(statuses), counters, shards, active)
 
 
-def _counters(process: ProcessReport, keyring: Keyring | None) -> dict[str, dict[str, float]]:
+def _counters(
+    process: ProcessReport, limit_ms: float, keyring: Keyring | None
+) -> dict[str, dict[str, float]]:
     """Its own and, of an agent, its workers'; nothing of one that ends or hangs just now."""
     addresses = process.addresses.get("control") or process.addresses.get("client")
     if not addresses:
         return {}
     try:
-        listed = ask_status(addresses, ROLE_LIMIT_MS, server=PeerId(process.role_id), keyring=keyring)
+        listed = ask_status(addresses, limit_ms, server=PeerId(process.role_id), keyring=keyring)
     except PeerLost:
         return {}
     counters: dict[str, dict[str, float]] = {process.role_id: {}}
@@ -186,15 +195,19 @@ def _active_of(
 ) -> dict[int, ActiveScheduler]:
     """By shard, the one with the highest epoch; a shard whose active scheduler is not among these is left out.
 
-    While one takes over there is none: so they are asked again for a while, unless none of those that are elsewhere answers, or the
-    standbys know of an active one that is not `here` (None: all are elsewhere).
+    While one takes over there is none: so they are asked again until `LOOK_MS` is over, unless none of those that are elsewhere answers, or
+    the standbys know of an active one that is not `here` (None: all are elsewhere).
     """
     limit_ms = SCHEDULER_LIMIT_MS if len(alive) == 1 else ROLE_LIMIT_MS
     answers: list[tuple[Sequence[str], StatusListed]] = []
     active: dict[int, ActiveScheduler] = {}
-    for _ in range(TAKE_OVER_TRIES):
+    clock = MonotonicClock()
+    until_ms = clock.now_ms() + LOOK_MS
+    while True:
         answers = [
-            (addresses, status) for addresses in alive if (status := _asked(addresses, limit_ms, keyring))
+            (addresses, status)
+            for addresses in alive
+            if (status := _asked(addresses, _limit_ms(limit_ms, until_ms, clock), keyring))
         ]
         active = {
             shard_of(status): ActiveScheduler(addresses, status)
@@ -210,6 +223,8 @@ def _active_of(
         ):
             break
         if not answers and (here is None or len(alive) == 1):
+            break
+        if clock.now_ms() >= until_ms:
             break
         select.select([], [], [], TAKE_OVER_LOOK_S)
     if active:
@@ -242,6 +257,10 @@ def _led_elsewhere(answers: Sequence[StatusListed], here: Collection[str] | None
 
 def _epoch(status: StatusListed) -> int:
     return 0 if status.standing is None else status.standing.epoch
+
+
+def _limit_ms(limit_ms: float, until_ms: float, clock: Clock) -> float:
+    return max(LEAST_LIMIT_MS, min(limit_ms, until_ms - clock.now_ms()))
 
 
 def _asked(addresses: Sequence[str], limit_ms: float, keyring: Keyring | None) -> StatusListed | None:

@@ -173,10 +173,7 @@ class SchedulerPeerChecks(PeerChecks):
             raise RemoteProtocolError(f"the configuration has no node {hello.node_id}", NOT_OWNER)
 
     def _slice_ready(self, peer: PeerId, ready: SliceReady) -> None:
-        role_id, _, nonce = peer.rpartition("/")
-        if nonce != ready.incarnation or not is_worker_of(role_id, ready.node_id):
-            whose = f"incarnation {ready.incarnation} of a worker of node {ready.node_id}"
-            raise RemoteProtocolError(f"it says that it is {whose}", WRONG_IDENTITY)
+        require_worker(peer, ready)
         record = self._fleet.slices.get(ready.slice_id)
         if record is None:
             return
@@ -198,6 +195,14 @@ class SchedulerPeerChecks(PeerChecks):
         if role_id_of(peer) != role_id_of_node(node_id):
             raise RemoteProtocolError(f"it is not the agent of node {node_id}", NOT_OWNER)
         self._require_known(peer)
+
+
+def require_worker(peer: PeerId, ready: SliceReady) -> None:
+    """Raise RemoteProtocolError unless the peer is the worker that it says it is, of the node that it names."""
+    role_id, _, nonce = peer.rpartition("/")
+    if nonce != ready.incarnation or not is_worker_of(role_id, ready.node_id):
+        whose = f"incarnation {ready.incarnation} of a worker of node {ready.node_id}"
+        raise RemoteProtocolError(f"it says that it is {whose}", WRONG_IDENTITY)
 
 
 def _check_replicas(replicas: tuple[ReplicaInfo, ...], record: SliceRecord) -> None:

@@ -32,7 +32,7 @@ from roles.config.cluster import ClusterConfig
 from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
-from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside
+from roles.runtime.journal import Journal, MessageCore, Recorded, kept_aside, require_journal
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.remote_scheduler import RemoteScheduler
@@ -88,7 +88,7 @@ class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
     It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`. Raises ConfigError for a plan that
-    cannot be, or an address in use.
+    cannot be, an address in use, or a journal that may not be written.
     """
 
     def __init__(
@@ -100,6 +100,8 @@ class SchedulerShell:
         number: int = 0,
         surroundings: SchedulerSurroundings | None = None,
     ) -> None:
+        if recording is not None:
+            require_journal(recording.path)
         self._surroundings = own = surroundings or SchedulerSurroundings()
         places = written.config.places
         shard = places.schedulers[number].shard

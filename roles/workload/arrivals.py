@@ -307,11 +307,12 @@ def _trace_row(
         )
     named = line[1].strip() if "model" in header else None
     priority = line[-1].strip() if "priority" in header else ""
-    if priority and not (priority.isdecimal() and int(priority) <= PRIORITY_MAX):
+    number = float(priority) if priority.isdecimal() else NO_PRIORITY  # an int has no more than 4,300 digits
+    if priority and not 0 <= number <= PRIORITY_MAX:
         raise ConfigError(
             f"{path}: line {line_no}: {shown(priority)} must be a priority from 0 to {PRIORITY_MAX}, or empty"
         )
-    return at_ms, named, int(priority) if priority else NO_PRIORITY
+    return at_ms, named, int(number)
 
 
 def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:

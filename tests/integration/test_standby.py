@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
 from fabric.client import ask_status
-from fabric.errors import PeerLost
+from fabric.errors import ConfigError, PeerLost
 from fabric.messages import StatusListed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.config.read_config import parse_config
+from roles.runtime.core import Tick
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import look
+from roles.scheduler.planning.start_config import Written
+from roles.scheduler.shell import Recording, SchedulerShell
 from tests.integration.proc import processes_naming, until
 from tests.integration.steady_load import steady_load
 from tests.integration.test_cli import tenuto
+from tests.scarcity import full_disk
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -209,3 +214,19 @@ def test_a_standby_needs_a_configuration_that_has_one(tmp_path: Path) -> None:
     assert ended.returncode == 3
     assert "cluster.schedulers: is 1" in ended.stderr
     assert tenuto("scheduler", "--standby", "--index", "0", str(path), cwd=tmp_path).returncode == 2
+
+
+def test_a_full_disk_keeps_no_standby_with_a_journal_from_taking_over(tmp_path: Path) -> None:
+    """A disk that fills up when it stands by; where no journal may be at all, it does not even begin."""
+    models = [MODEL | {"name": f"m{number}", "profile": {"table": {1: 2.0}}} for number in range(40)]
+    document = {**DOCUMENT, "models": models}
+    written = Written(parse_config(document, tmp_path), document, tmp_path)
+    recording = Recording(tmp_path / "journal", 1 << 20)
+    with closing(SchedulerShell(written, tmp_path, recording, number=1)) as shell:
+        with full_disk():
+            core = shell._make_core()
+        core.handle(Tick(), 1_000.0)
+        assert shell._lost()["journal_events_lost"] == 1.0
+    nowhere = Recording(tmp_path / "nowhere" / "journal", 1 << 20)
+    with pytest.raises(ConfigError, match="cannot write the journal"):
+        SchedulerShell(written, tmp_path, nowhere, number=1)

@@ -13,6 +13,9 @@ ask for a still higher epoch, for agents grant no lower one than they have.
 
 A scheduler without standbys needs no majority, as nobody else asks: the first agent's grant makes it active, and it
 stays that, whatever becomes of the agents. It has no command over workers whose agent has not granted its epoch.
+
+Epochs end where a message's numbers do, so one agent's word alone takes nobody far up: who says one far above what a
+majority has reached counts as an agent that grants nothing, until the others have come near.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from msgspec.structs import replace
 from fabric.ids import Epoch, Incarnation, NodeId, PeerId, scheduler_id
 from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.core import Send
-from roles.runtime.epochs import HELD_MS, RENEW_EVERY_MS, epoch_above
+from roles.runtime.epochs import BELIEVED_LEAP_MAX, EPOCH_MAX, HELD_MS, RENEW_EVERY_MS, epoch_above
 
 STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first
 FIRST_STAGGER_MS: Final = 1_000.0  # the same, where no scheduler was ever active: nothing is served meanwhile
@@ -200,6 +203,11 @@ class Election:
         holder, agents = max(held.items(), key=lambda one: one[1], default=("", 0))
         return holder if agents >= self._electorate.needed else ""
 
+    def believes(self, node_id: NodeId) -> bool:
+        """Whether what that agent says it granted last is an epoch that elections may have come to."""
+        agent = self._agents.get(node_id)
+        return agent is None or agent.epoch <= self._believed_max()
+
     # ------------------------------------------------------------ decisions
 
     def _look(self, now_ms: float, actions: list[ElectionAction]) -> None:
@@ -238,8 +246,7 @@ class Election:
             actions.append(LeaseLapsed())
             return
         if any(map(self._needs_a_higher_epoch, self._agents.values())):
-            highest = max(agent.epoch for agent in self._agents.values())
-            self._asking = epoch_above(highest, self._number)
+            self._asking = epoch_above(self._highest(), self._number)
             self._renew_at_ms = now_ms
         if now_ms >= self._renew_at_ms:
             self._renew_at_ms = now_ms + RENEW_EVERY_MS
@@ -255,7 +262,8 @@ class Election:
         return until_ms[needed - 1] if len(until_ms) >= needed else 0.0
 
     def _campaign_if_free(self, now_ms: float, actions: list[ElectionAction]) -> None:
-        here = [agent for agent in self._agents.values() if agent.peer is not None]
+        believed_max = self._believed_max()
+        here = [one for one in self._agents.values() if one.peer is not None and one.epoch <= believed_max]
         if sum(map(self._is_grantable, here)) < self._electorate.needed:
             self._campaign_at_ms = NEVER_MS
             return
@@ -266,8 +274,7 @@ class Election:
             return
         self._step(ElectionTransition.CAMPAIGN)
         self._overdue_at_ms = now_ms + CANDIDATE_MS
-        highest = max(self._asking, *(agent.epoch for agent in self._agents.values()))
-        self._asking = epoch_above(highest, self._number)
+        self._asking = epoch_above(self._highest(), self._number)
         self._ask_all(now_ms, actions)
 
     def _ask_all(self, now_ms: float, actions: list[ElectionAction]) -> None:
@@ -288,7 +295,23 @@ class Election:
 
     def _needs_a_higher_epoch(self, agent: _Agent) -> bool:
         """It would grant this scheduler its lease, but not this epoch."""
-        return agent.epoch >= self._asking and not self._is_own(agent) and self._is_grantable(agent)
+        return (
+            self._asking <= agent.epoch <= self._believed_max()
+            and not self._is_own(agent)
+            and self._is_grantable(agent)
+        )
+
+    def _highest(self) -> int:
+        """The highest epoch that it has heard of, or asked for: that may be granted yet. None that it does not believe (any more)."""
+        believed_max = self._believed_max()
+        known = (self.epoch, self._asking, *(agent.epoch for agent in self._agents.values()))
+        return max(epoch for epoch in known if epoch <= believed_max)
+
+    def _believed_max(self) -> int:
+        said = sorted((agent.epoch for agent in self._agents.values()), reverse=True)
+        others = len(self._electorate.agents) // 2  # one less than a majority: they may say what they like
+        reached = said[others] if len(said) > others else 0
+        return min(max(self.epoch, reached) + BELIEVED_LEAP_MAX, EPOCH_MAX)
 
     def _is_grantable(self, agent: _Agent) -> bool:
         """An agent also grants its holder a higher epoch, and what was started again in its holder's place."""

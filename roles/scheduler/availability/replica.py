@@ -59,6 +59,7 @@ from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import (
     NOT_OWNER,
+    OUT_OF_RANGE,
     WRONG_IDENTITY,
     Offences,
     PeerChecks,
@@ -66,6 +67,7 @@ from roles.runtime.peer_checks import (
     require_identity,
 )
 from roles.runtime.process_events import SchedulerFound
+from roles.scheduler.availability.early_words import EarlyWords
 from roles.scheduler.availability.election import (
     NEVER_MS,
     Election,
@@ -75,7 +77,7 @@ from roles.scheduler.availability.election import (
     EpochTaken,
     LeaseLapsed,
 )
-from roles.scheduler.peer_checks import FRONTENDS_MAX
+from roles.scheduler.peer_checks import FRONTENDS_MAX, require_worker
 
 NOT_ACTIVE: Final = "NotActive"
 _CHANGES: Final = frozenset(get_args(PlanRequest))
@@ -84,7 +86,7 @@ _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
 _LOOKED_AT: Final = _ALSO_HEARD | _CHANGES | {SliceReady}
 TELL_AGAIN_MS: Final = 100.0
-EARLY_MAX: Final = 4_096
+ASKED_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
 GATHER_FIRST_MS: Final = 1_000.0
@@ -176,7 +178,7 @@ class SchedulerReplica:
         self._gathering: _Gathering | None = None
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
-        self._early: dict[tuple[PeerId, str], Heard] = {}
+        self._early = EarlyWords()
         """What agents that granted already, and their workers, say before a majority has, or obey another epoch than ours."""
         self._also_heard = _GATHERED
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
@@ -184,6 +186,7 @@ class SchedulerReplica:
             LeaseReport: _check_agent,
             SchedulerHello: self._check_scheduler,
             PlanCopy: _check_copy,
+            SliceReady: self._check_early,
         }
         self._checks = PeerChecks(rules, self.offences)
         self._core: SchedulerLike | None = None if settings.electorate.has_standby else make_core()
@@ -268,9 +271,10 @@ class SchedulerReplica:
             elif isinstance(message, SliceReady) and (self._core is None or not self._is_obeyed_by(message)):
                 # Its worker would refuse what we send it now. Its agent may have granted an epoch of which we hear next; else the
                 # worker says this again when it has.
-                self._remember_early(event, message.slice_id)
+                if self._checks.check(peer, message, now_ms) is None:
+                    self._early.keep(event, message.slice_id)
             elif self._core is not None:
-                if type(message) in _CHANGES and len(self._asked) < EARLY_MAX:
+                if type(message) in _CHANGES and len(self._asked) < ASKED_MAX:
                     self._asked.add((peer, message.request_no))  # type: ignore[union-attr]  # all of them have one
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
@@ -282,13 +286,13 @@ class SchedulerReplica:
             return
         match message:
             case LeaseReport():
-                self._elect(self._election.heard(peer, message, now_ms), actions, now_ms)
+                self._hear_lease(peer, message, actions, now_ms)
             case NodeHello(node_id=node_id, incarnation=incarnation):
                 if peer == peer_id(role_id_of_node(node_id), incarnation):  # else the core refuses it
-                    self._elect(self._election.heard(peer, _report_in(message), now_ms), actions, now_ms)
+                    self._hear_lease(peer, _report_in(message), actions, now_ms)
                     self._await_slices(message)
-                    if self._core is None:
-                        self._remember_early(event, "")
+                    if self._core is None and node_id in self._settings.electorate.agents:
+                        self._early.keep(event, "")
             case FrontendHello(frontend_id=frontend_id, incarnation=incarnation):
                 self._remember(peer, message, is_its_own=peer == peer_id(frontend_id, incarnation))
             case SchedulerHello() if _is_connected_to(peer):  # it had lost us, and asks who we are
@@ -309,6 +313,14 @@ class SchedulerReplica:
         if is_open or not isinstance(message, FrontendHello):
             self._to_core(event, actions, now_ms)
 
+    def _hear_lease(
+        self, peer: PeerId, report: LeaseReport, actions: list[ReplicaAction], now_ms: float
+    ) -> None:
+        self._elect(self._election.heard(peer, report, now_ms), actions, now_ms)
+        if not self._election.believes(report.node_id):
+            what = f"its epoch {report.epoch} is far above what elections have come to"
+            self.offences.note(peer, RemoteProtocolError(what, OUT_OF_RANGE), now_ms, may_cut_off=False)
+
     def _is_too_early(self, peer: PeerId, message: AnyMessage) -> bool:
         """Whether it is of a frontend that would be shown a cluster without slices.
 
@@ -324,10 +336,6 @@ class SchedulerReplica:
         if self._gathering is not None and isinstance(message, SliceReady):
             self._gathering.slices.discard(message.slice_id)
             self._gathering.has_any = True
-
-    def _remember_early(self, event: Heard, slice_id: str) -> None:
-        if len(self._early) < EARLY_MAX:
-            self._early[event.peer, slice_id] = event
 
     def _await_slices(self, hello: NodeHello) -> None:
         if self._gathering is not None and hello.node_id in self._gathering.nodes:
@@ -349,8 +357,7 @@ class SchedulerReplica:
         if hello is not None and event.reason != CLOSED and len(self._silent) < FRONTENDS_MAX:
             self._silent[peer] = hello
         self._asked = {asked for asked in self._asked if asked[0] != peer}
-        for key in [key for key in self._early if key[0] == peer]:
-            del self._early[key]
+        self._early.forget(peer)
         if event.reason == CLOSED:
             self._standbys.pop(peer, None)
             self._unasked.discard(peer)
@@ -408,8 +415,7 @@ class SchedulerReplica:
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         self._gathering = _Gathering(now_ms, set(self._election.granted))
         self._also_heard = _GATHERED
-        early, self._early = self._early, {}
-        for event in sorted(early.values(), key=lambda one: isinstance(one.message, SliceReady)):
+        for event in self._early.take():
             message = event.message
             if isinstance(message, NodeHello) and message.epoch == self._election.epoch:
                 self._await_slices(message)
@@ -480,6 +486,11 @@ class SchedulerReplica:
         self.wake_at_ms = None if at_ms == NEVER_MS else at_ms
 
     # ------------------------------------------------------------ rules
+
+    def _check_early(self, peer: PeerId, ready: SliceReady) -> None:
+        require_worker(peer, ready)
+        if ready.node_id not in self._settings.electorate.agents:
+            raise RemoteProtocolError(f"the configuration has no node {ready.node_id}", NOT_OWNER)
 
     def _check_scheduler(self, peer: PeerId, hello: SchedulerHello) -> None:
         if _is_connected_to(peer):

@@ -67,6 +67,7 @@ class SavedPlan:
         self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
         """Of the configuration."""
         self._settled: int | None = None
+        self._unwritten: int | None = None
         self._again_at_ms = 0.0
         self._has_grown_too_large = False
         self._path = run_dir / f"{role_id}{PLAN_SUFFIX}"
@@ -99,18 +100,23 @@ class SavedPlan:
 
     def begin(self) -> None:
         """Another core counts what it settles from 0 on, and nothing of it is written yet."""
-        self._settled = None
+        self._settled = self._unwritten = None
 
     def is_due(self, settled: int, clock: Clock) -> bool:
-        """Whether the plan changed since it was written, if it was. `settled`: the state of the controller that has it."""
-        return settled != self._settled and clock.now_ms() >= self._again_at_ms
+        """Whether the plan changed since it was written, if it was. `settled`: the state of the controller that has it.
+
+        One that could not be written waits; the next one does not, for standbys are sent it then.
+        """
+        return settled != self._settled and (
+            settled != self._unwritten or clock.now_ms() >= self._again_at_ms
+        )
 
     def write(self, copy: PlanCopy, now_ms: float) -> None:
         """Keep this scheduler's own plan; where it cannot be written, it is due again in a while."""
         if self.keep(copy):
             self._settled = copy.number
         else:
-            self._again_at_ms = now_ms + AGAIN_AFTER_MS
+            self._unwritten, self._again_at_ms = copy.number, now_ms + AGAIN_AFTER_MS
 
     def keep(self, copy: PlanCopy) -> bool:
         """Keep a plan, whole or not at all, unless a newer one is kept; False: only as long as this process lives."""

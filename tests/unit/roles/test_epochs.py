@@ -28,6 +28,7 @@ from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, FollowScheduler
 from roles.node_agent.lease import KeepLease, LeaseKept, LeaseRecord
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
+from roles.runtime.epochs import GRANTED_LEAP_MAX
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.process_events import SchedulerFound
 from tests.builders import asked, directory, frontend_settings
@@ -211,3 +212,16 @@ def test_nobody_may_ask_for_a_lease_in_anothers_name() -> None:
     assert agent.core.offences.counters["offences_wrong_identity"] == 1
     assert agent.feed(Heard(PeerId("worker-a-1/0"), LeaseAsked("scheduler-1", BORN, 17, 1))) == []
     assert agent.core.offences.counters["offences_wrong_type"] == 1
+
+
+def test_an_agent_grants_no_epoch_so_far_up_that_there_would_soon_be_none_above_it() -> None:
+    """It would be on its disk for ever. One that has granted none yet takes what the others have come to."""
+    agent = Agent(LeaseRecord(Epoch(16), "scheduler-0", BORN))
+    found(agent)
+    far = 17 + GRANTED_LEAP_MAX
+    assert agent.feed(Heard(FIRST, LeaseAsked("scheduler-0", BORN, far, 1))) == []
+    assert agent.core.offences.counters["offences_out_of_range"] == 1
+    assert agent.grant(FIRST, far - 1)
+    fresh = Agent()
+    found(fresh)
+    assert fresh.grant(FIRST, far)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 import fabric.messages
+from fabric.client import ask_status
+from fabric.errors import PeerLost
 from fabric.ids import ModelId, NodeId
 from fabric.messages import (
     DrainAsked,
@@ -22,7 +25,9 @@ from fabric.messages import (
     RoleRequest,
     SectionAsked,
 )
+from fabric.sockets import DealerLink
 from roles.runtime.operator_request import NotAnswered, ask_change
+from tests.scarcity import no_descriptors
 
 A = ModelId("a")
 CHANGES: list[PlanRequest | RoleRequest] = [
@@ -58,3 +63,21 @@ def test_whether_a_change_was_made_is_in_doubt_only_of_a_change(
     with pytest.raises(NotAnswered) as raised:
         ask_change([f"ipc://{tmp_path}/nobody"], request_, limit_ms=0)
     assert ("whether the change was made is not known" in str(raised.value)) == (request_ in CHANGES)
+
+
+def test_where_no_descriptor_is_left_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks in a role that serves, as the page does, goes on."""
+    connect = DealerLink.connect
+    with ExitStack() as scarcity:
+
+        def connected(*arguments: Any, **named: Any) -> DealerLink:
+            link = connect(*arguments, **named)
+            scarcity.enter_context(no_descriptors())
+            return link
+
+        monkeypatch.setattr(DealerLink, "connect", connected)
+        with pytest.raises(PeerLost):
+            ask_change([f"ipc://{tmp_path}/nobody"], SectionAsked(1, A), limit_ms=50.0)
+        scarcity.pop_all().close()
+        with pytest.raises(PeerLost):
+            ask_status(f"ipc://{tmp_path}/nobody", 50.0)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
 
 from fabric.clock import MonotonicClock
-from fabric.errors import InvalidInput, Overloaded
+from fabric.errors import InvalidInput, Overloaded, PeerLost
 from roles.cli.what_if import what_if
 from roles.cli.why import why
 from roles.page.questions import ANSWERED_MAX, WAITING_MAX, Question, Questions, question_of
+from roles.page.shell import Page, PageOptions
+from tests.scarcity import no_descriptors
 
 MODELS = frozenset({"resnet50", "a=b c", "--json"})
+
+
+def no_room_for_files() -> AbstractContextManager[object]:
+    refused = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return mock.patch.object(tempfile, "TemporaryFile", side_effect=refused)
 
 
 def test_a_question_is_a_command_with_numbers_written_anew() -> None:
@@ -84,3 +98,26 @@ def test_only_the_newest_answers_are_kept() -> None:
         asked.answer = b"{}"
     assert questions.answer(numbers[0]) is None
     assert questions.answer(numbers[-1]) == b"{}"
+
+
+@pytest.mark.parametrize("scarcity", [no_descriptors, no_room_for_files])
+def test_a_host_that_has_nothing_left_for_a_command_is_an_answer(
+    scarcity: Callable[[], AbstractContextManager[object]],
+) -> None:
+    questions = Questions(Path("/nowhere"), None, MonotonicClock())
+    number = questions.ask(Question(("why", "a")))
+    with scarcity():
+        questions.turn()
+    answer = json.loads(questions.answer(number) or b"")
+    assert answer["error"].startswith("this host cannot run the command: ")
+    assert not questions.is_busy
+
+
+@pytest.mark.parametrize("error", [PeerLost("nobody"), OSError(errno.EMFILE, os.strerror(errno.EMFILE))])
+def test_a_look_that_fails_is_told_and_the_page_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("roles.page.polling.look", mock.Mock(side_effect=error))
+    with closing(Page(PageOptions(tmp_path, "127.0.0.1:0"))) as page:
+        page._look()
+        assert json.loads(page._feed.answer(0, 0.0))["trouble"] == str(error)

@@ -27,7 +27,7 @@ from roles.cli.replay import show
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_DEFECT
-from roles.runtime.journal import Event, Journal, JournalReader, Recorded, Replay, replay
+from roles.runtime.journal import Event, Journal, JournalReader, Recorded, Replay, replay, require_journal
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings
@@ -249,3 +249,21 @@ def test_a_disk_that_fills_up_when_a_part_is_full_ends_the_journal_and_not_the_r
             assert core.handle(Heard(PEER, Ping(number), 0.5), float(number))
     journal.close()
     assert journal.events_lost > 0
+
+
+def test_a_journal_that_cannot_even_begin_ends_no_role_that_takes_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    require_journal(tmp_path / "j")
+    with full_disk():
+        journal = Journal(tmp_path / "j", b"x" * 100_000)
+    assert caplog.text.count("journal_ends") == 1
+    core = Recorded(Echo(), journal)
+    assert core.handle(Heard(PEER, Ping(1)), 1.0)
+    journal.close()
+    assert journal.events_lost == 1
+
+
+def test_where_no_journal_may_be_is_said_before_it_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot write the journal"):
+        require_journal(tmp_path / "nowhere" / "j")

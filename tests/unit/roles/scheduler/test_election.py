@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+from msgspec.structs import replace
+
 from fabric.ids import Epoch, Incarnation, NodeId, PeerId
+from fabric.limits import INTEGER_MAX
 from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.core import Send
-from roles.runtime.epochs import HELD_MS, RENEW_EVERY_MS, epoch_above
+from roles.runtime.epochs import (
+    BELIEVED_LEAP_MAX,
+    EPOCH_MAX,
+    GRANTED_LEAP_MAX,
+    HELD_MS,
+    RENEW_EVERY_MS,
+    epoch_above,
+)
+from roles.runtime.journal import packed
 from roles.scheduler.availability.election import (
     AGAIN_AFTER_MS,
     CANDIDATE_MS,
@@ -206,3 +218,64 @@ def test_nodes_that_the_configuration_does_not_have_do_not_vote() -> None:
     one = election()
     assert list(one.heard(PeerId("node-x/0"), free("x"), 0.0)) == []
     assert list(one.heard(PeerId("node-y/0"), free("y"), 0.0)) == []
+
+
+# ---------------------------------------------------------------- an agent that names an epoch far up
+
+
+def sendable(actions: Sequence[ElectionAction]) -> dict[str, LeaseAsked]:
+    """What was asked, each question as a message has to hold it."""
+    asks = asked(actions)
+    for message in asks.values():
+        packed(message)
+    return asks
+
+
+@pytest.mark.parametrize(("nodes", "schedulers"), [(1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (5, 2)])
+@pytest.mark.parametrize(
+    "far", [BELIEVED_LEAP_MAX + 17, INTEGER_MAX // 2, EPOCH_MAX - 1, EPOCH_MAX + 1, INTEGER_MAX]
+)
+def test_an_agents_word_alone_takes_nobody_to_where_epochs_end(nodes: int, schedulers: int, far: int) -> None:
+    """A bad one says so of its node, and then the true one is back: who is active stays that, or is it again."""
+    one = Election(0, BORN, Electorate(frozenset("abcde"[:nodes]), schedulers))  # type: ignore[arg-type]  # node ids
+    liar, others = "abcde"[nodes - 1], "abcde"[: nodes - 1]
+    names = others or liar
+    now_ms = 0.0
+    asks = sendable(hear(one, [free(name) for name in names], now_ms))
+    answer(one, asks, "".join(name for name in names if agent(name) in asks), now_ms)
+    if one.state is not ElectionState.ACTIVE:  # the last one's vote is needed
+        hear(one, [free(liar)], now_ms)
+        asks = sendable(one.tick(now_ms))
+    bad = replace(free(liar, far, "scheduler-1"), incarnation=Incarnation("bad"))
+
+    def goes_on(names: str, *liars: LeaseReport) -> None:
+        """For 2 s the agents of that name grant what is not too far up for them."""
+        nonlocal now_ms
+        for _ in range(40):
+            now_ms += 50.0
+            for report in liars:
+                asks.update(sendable(one.heard(agent(liar, "bad"), report, now_ms)))
+            asks.update(sendable(one.tick(now_ms)))
+            near = [name for name in names if 0 < epoch_asked(name) <= GRANTED_LEAP_MAX]
+            asks.update(sendable(answer(one, asks, "".join(near), now_ms)))
+
+    def epoch_asked(name: str) -> int:
+        return asks[agent(name)].epoch if agent(name) in asks else 0
+
+    goes_on(others, bad)
+    if 2 * len(others) > nodes or schedulers == 1:
+        assert (one.state, one.epoch) == (ElectionState.ACTIVE, 16), "the others are enough"
+    sendable(one.lost(agent(liar, "bad"), now_ms))
+    asks |= sendable(one.heard(agent(liar), free(liar), now_ms))
+    goes_on(others + liar)
+    assert one.state is ElectionState.ACTIVE
+
+
+def test_what_a_majority_has_come_to_is_believed_however_far_it_is() -> None:
+    one = election()
+    far = 5 * BELIEVED_LEAP_MAX
+    assert hear(one, [free("a", far, "scheduler-1")], 0.0) == []
+    assert not one.believes(NodeId("a"))
+    asks = asked(hear(one, [free("b", far, "scheduler-1")], 1.0))
+    assert one.believes(NodeId("a"))
+    assert {message.epoch for message in asks.values()} == {epoch_above(far, 0)}

@@ -47,6 +47,19 @@ def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
     assert kept.is_due(2, clock), "of another core"
 
 
+def test_a_plan_that_cannot_be_written_holds_back_no_other(tmp_path: Path) -> None:
+    """Else standbys would not be sent a change that an operator has heard is done."""
+    clock = HandClock()
+    kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
+    with full_disk():
+        for number in range(3):
+            assert kept.is_due(number, clock)
+            kept.write(PlanCopy(16, number, kept.digest, "a plan"), clock.at_ms)
+            assert not kept.is_due(number, clock)
+        kept.begin()
+        assert kept.is_due(2, clock), "of another core"
+
+
 def test_a_plan_that_is_too_large_for_a_message_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fabric.ids import OPERATOR, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.limits import INTEGER_MAX
 from fabric.messages import (
     AnyMessage,
     Arrivals,
@@ -25,6 +26,7 @@ from fabric.messages import (
     PlanCopy,
     PlanMade,
     Pong,
+    ReplicaInfo,
     SchedulerHello,
     SliceReady,
     SliceSpec,
@@ -36,6 +38,7 @@ from fabric.messages import (
 from policies.batching.registry import make_discipline
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
+from roles.runtime.journal import packed
 from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
@@ -471,3 +474,71 @@ def test_frontends_wait_longer_too_while_not_one_agent_has_introduced_itself() -
                 granted = LeaseReport(NODE, ask.epoch, "scheduler-1", BORN, is_free=False, number=ask.number)
                 stage.hear(AGENT, granted)
     assert stage.now_ms == began_ms + GATHER_FIRST_MS
+
+
+def test_an_epoch_that_no_election_comes_to_is_an_offence_and_asked_for_by_nobody() -> None:
+    """With the greatest one that a message holds every question would be one that cannot be sent."""
+    stage = Stage()
+    stage.take_over()
+    bad = LeaseReport(NODE, INTEGER_MAX, "scheduler-0", BORN, is_free=True)
+    actions = stage.hear(AGENT, bad)
+    actions += stage.hear(AGENT, NodeHello(NODE, BORN, (), (), False, INTEGER_MAX, "scheduler-0", BORN, True))
+    assert not any(isinstance(one, Send) and isinstance(one.message, LeaseAsked) for one in actions)
+    assert stage.replica.offences.counters["offences_out_of_range"] == 2
+
+
+# ---------------------------------------------------------------- what is said early
+
+
+def large(number: int, worker: PeerId = WORKER) -> SliceReady:
+    """Some 90 KiB as a message."""
+    replicas = tuple(ReplicaInfo(ModelId(f"m{one}"), 512, (1.5,) * 512) for one in range(20))
+    nonce = Incarnation(worker.rpartition("/")[2])
+    return replace(READY, slice_id=SliceId(f"a/gpu0/{number}"), incarnation=nonce, replicas=replicas)
+
+
+def kept(stage: Stage) -> list[SliceReady]:
+    return [event.message for event in stage.replica._early.take() if isinstance(event.message, SliceReady)]
+
+
+@pytest.mark.parametrize("is_active", [False, True])
+@pytest.mark.parametrize(
+    ("peer", "ready", "reason"),
+    [
+        (PeerId("anybody/1"), READY, "wrong_identity"),
+        (PeerId("worker-a-1/9"), READY, "wrong_identity"),
+        (PeerId("worker-b-1/0"), READY, "wrong_identity"),
+        (PeerId("worker-b-1/0"), replace(READY, node_id=NodeId("b")), "not_owner"),
+    ],
+)
+def test_what_is_said_early_is_kept_only_of_whom_it_may_come_from(
+    peer: PeerId, ready: SliceReady, reason: str, *, is_active: bool
+) -> None:
+    stage = Stage()
+    if is_active:
+        stage.take_over()
+    stage.hear(peer, replace(ready, epoch=stage.replica.epoch + 16))
+    stranger = NodeHello(NodeId("b"), BORN, (), ())
+    stage.hear(PeerId("node-b/0"), stranger)
+    assert stage.replica.offences.counters[f"offences_{reason}"] == 1
+    assert not stage.replica._early.take()
+
+
+def test_what_is_said_early_is_kept_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said again; who says the same again or is gone takes no room."""
+    stage = Stage()
+    size = len(packed(large(0)))
+    fit = 10
+    monkeypatch.setattr("roles.scheduler.availability.early_words.EARLY_BYTES_MAX", fit * size + size // 2)
+    for _ in range(3):
+        stage.hear(WORKER, large(0))
+    for number in range(1, fit + 5):
+        stage.hear(WORKER, large(number))
+    assert len(kept(stage)) == fit
+    other = PeerId("worker-a-2/0")
+    for number in range(fit):
+        stage.hear(WORKER, large(number))
+    stage.hear(other, large(0, other))
+    stage.replica.handle(Lost(WORKER, CLOSED), 0.0)
+    stage.hear(other, large(1, other))
+    assert [ready.slice_id for ready in kept(stage)] == ["a/gpu0/1"]

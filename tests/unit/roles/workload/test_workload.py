@@ -199,6 +199,7 @@ def test_a_trace_of_a_single_moment_is_played_once() -> None:
         ("time\n1\n", "line 1: the header must be"),
         ("at_ms,priority,model\n1,1,a\n", "line 1: the header must be"),
         ("at_ms,priority\n1,10\n", "line 2: '10' must be a priority from 0 to 9, or empty"),
+        ("at_ms,priority\n1," + "9" * 5_000, "must be a priority from 0 to 9, or empty"),
         ("at_ms,priority\n1,-1\n", "line 2: '-1' must be a priority from 0 to 9, or empty"),
         ("", "line 1: the header must be"),
         ("at_ms\n", "the trace has no arrivals"),
