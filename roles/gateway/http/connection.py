@@ -99,7 +99,8 @@ class HttpConnection(asyncio.Protocol):
         self._cancellable: Cancellable | None = None
         self._is_starting = self._is_over = False
         self._is_reading = True
-        self._paused_at_ms = 0.0
+        self._held_up_at_ms: float | None = None
+        """Since when an answer is awaited or on its way: what comes behind it has its time afterwards."""
         self._is_writing = True  # the client reads
         self._limit_at_ms: float | None = None
         """When it is ended: it reads too slowly, or is idle, or was told to end."""
@@ -165,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
         """Time goes by."""
         if self._limit_at_ms is not None and now_ms >= self._limit_at_ms:
             self.abort()
-        elif self._reader is not None and self._request is None:
+        elif self._reader is not None and self._held_up_at_ms is None:
             self._take(self._reader.tick(now_ms))
 
     def end_if_idle(self) -> None:
@@ -214,6 +215,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_starting = False
             self._cancellable = cancellable if self._request is one else None  # it may be answered by now
         self._read_on(not self._waiting or self._is_over)
+        self._hold_up(self._request is not None or bool(self._waiting) or not self._is_writing)
 
     def _answer(self, reply: Reply) -> None:
         """From whoever answers, once."""
@@ -285,14 +287,18 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or is_wanted == self._is_reading:
             return
         self._is_reading = is_wanted
-        now_ms = self._server.clock.now_ms()
         if is_wanted:
-            if self._reader is not None:
-                self._reader.held_up(now_ms - self._paused_at_ms)
             self._transport.resume_reading()
         else:
-            self._paused_at_ms = now_ms
             self._transport.pause_reading()
+
+    def _hold_up(self, is_held_up: bool) -> None:  # noqa: FBT001  likewise
+        if is_held_up == (self._held_up_at_ms is not None):
+            return
+        now_ms = self._server.clock.now_ms()
+        if self._held_up_at_ms is not None and self._reader is not None:
+            self._reader.held_up(self._held_up_at_ms, now_ms)
+        self._held_up_at_ms = now_ms if is_held_up else None
 
 
 def failed(failure: Failure) -> Reply:
