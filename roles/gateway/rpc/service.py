@@ -111,8 +111,9 @@ class RpcService:
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
         """Every request is answered when it is done, in whatever order that is; its `id` says which it was."""
+        metadata = self._metadata(context)
         try:
-            self._check_token(self._metadata(context))
+            self._check_token(metadata)
         except FabricError as error:
             await _abort(context, failure_of(error), [])
         answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -124,6 +125,7 @@ class RpcService:
 
         async def work(held: Held) -> None:
             try:
+                self._check_token(metadata)  # which may have been revoked since the last one
                 response, _ = await self._inferred(held.message, self._service.clock.now_ms(), None)
                 answer = ModelStreamInferResponse(infer_response=response)
             except Exception as error:  # noqa: BLE001  every request is answered
