@@ -10,7 +10,8 @@ from roles.gateway.http.connection import LOOK_EVERY_S, Answer, Cancellable, Htt
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Head, Reply, Request
 
-LIMITS = HttpLimits()
+LARGE = 100_000
+LIMITS = HttpLimits(bodies_bytes_max=2 * LARGE + LARGE // 2)
 
 
 class Wire(asyncio.Transport):
@@ -26,6 +27,9 @@ class Wire(asyncio.Transport):
         self.out += data
         if self.is_slow and self.connection is not None:
             self.connection.pause_writing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -49,7 +53,7 @@ class Wire(asyncio.Transport):
 
 
 class Stand:
-    """Answers every path at once but `/later`, whose answers it keeps."""
+    """Answers at once, `/large` with a large body, but `/later`: its answers are kept."""
 
     def __init__(self) -> None:
         self.now_ms_ = 0.0
@@ -67,7 +71,7 @@ class Stand:
         if request.head.path == "/later":
             self.later.append(answer)
         else:
-            answer(self.reply)
+            answer(Reply(200, (bytes(LARGE),)) if request.head.path == "/large" else self.reply)
         return None
 
     def connected(self) -> tuple[HttpConnection, Wire]:
@@ -83,8 +87,8 @@ class Stand:
                 connection.tick(self.now_ms_)
 
 
-def get(path: str) -> bytes:
-    return f"GET /{path} HTTP/1.1\r\n\r\n".encode()
+def get(path: str, head: str = "", method: str = "GET") -> bytes:
+    return f"{method} /{path} HTTP/1.1\r\n{head}\r\n".encode()
 
 
 def statuses(wire: Wire) -> list[bytes]:
@@ -114,3 +118,77 @@ def test_what_waits_behind_an_answer_that_is_not_out_yet_is_not_too_slow(
     assert statuses(wire) == before
     stand.wait(1)
     assert statuses(wire) == [*before, b"408"]
+
+
+@pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
+@pytest.mark.parametrize("end", ["it reads on", "it is gone"])
+def test_an_answer_that_is_not_read_has_its_bytes_of_the_budget_until_it_is(head: str, end: str) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = True
+    connection.data_received(get("large", head))
+    assert stand.server.budget.used == LARGE
+    if end == "it reads on":
+        wire.is_slow = False
+        connection.resume_writing()
+        assert stand.server.budget.used == 0
+    connection.connection_lost(None)
+    assert stand.server.budget.used == 0
+
+
+@pytest.mark.parametrize("request_", [get("large"), get("large", method="HEAD"), get("small")])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_is_read_at_once_and_what_is_small_is_held_against_nobody(
+    request_: bytes, *, is_slow: bool
+) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = is_slow
+    connection.data_received(request_)
+    assert statuses(wire) == [b"200"]
+    assert stand.server.budget.used == (LARGE if is_slow and request_ == get("large") else 0)
+
+
+def test_a_large_answer_that_there_is_no_room_for_is_overloaded_and_small_ones_go_on() -> None:
+    stand = Stand()
+    slow = []
+    for _ in range(2):
+        connection, wire = stand.connected()
+        wire.is_slow = True
+        connection.data_received(get("large"))
+        slow.append((connection, wire))
+    connection, wire = stand.connected()
+    connection.data_received(get("large") + get("small"))
+    assert statuses(wire) == [b"503", b"200"]
+    assert b'"code":"Overloaded"' in wire.out
+    assert stand.server.budget.used == 2 * LARGE
+    slow[0][1].is_slow = False
+    slow[0][0].resume_writing()
+    connection.data_received(get("large"))
+    assert statuses(wire) == [b"503", b"200", b"200"]
+
+
+@pytest.mark.parametrize("why", ["we end", "it closes its sending side"])
+def test_an_answer_that_is_on_its_way_goes_out_before_the_connection_ends(why: str) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = True
+    connection.data_received(get("large"))
+    assert len(wire.out) < LARGE
+    if why == "we end":
+        stand.server.drain()
+    else:
+        assert connection.eof_received()
+    assert not wire.is_closed
+    wire.is_slow = False
+    connection.resume_writing()
+    assert len(wire.out) > LARGE
+    assert wire.is_closed
+
+
+def test_a_request_makes_room_for_its_own_answer() -> None:
+    stand = Stand()
+    stand.server.budget.take(LARGE + LARGE // 2)
+    connection, wire = stand.connected()
+    connection.data_received(get("large", f"Content-Length: {LARGE}\r\n", "POST") + bytes(LARGE))
+    assert statuses(wire) == [b"200"]
