@@ -40,13 +40,19 @@ class NoContext:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata
 
+    def add_done_callback(self, callback: Any) -> None:
+        pass
+
+    def time_remaining(self) -> None:
+        return None
+
 
 def service(
     budget: BodyBudget = BUDGET, clock: Clock | None = None, tokens: Tokens | None = None
 ) -> RpcService:
     own = Service(Client(["tcp://127.0.0.1:9"]), clock or MonotonicClock())
     repository = Repository({}, Path(), Path(), is_open=False)
-    return RpcService(own, repository, tokens or Tokens(None), budget)
+    return RpcService(own, repository, tokens or Tokens(None), budget, calls_max=8)
 
 
 def test_who_does_not_read_answers_is_not_read_from() -> None:
@@ -285,5 +291,21 @@ def test_a_stream_that_waits_for_an_answer_is_not_silent(monkeypatch: pytest.Mon
         monkeypatch.setattr(own, "_inferred", slow)
         answers = [answer.error_message async for answer in own._stream(asked(), Context())]
         assert answers == ["InvalidInput: at last"]
+
+    hasty(run)
+
+
+@pytest.mark.parametrize(("after_s", "told"), [(0.9 * IDLE_S, "NOT_FOUND"), (1.1 * IDLE_S, "CANCELLED")])
+def test_a_call_waits_for_its_message_as_long_as_a_stream_does(after_s: float, told: str) -> None:
+    class Late(Context):
+        async def read(self) -> Held:
+            await asyncio.sleep(after_s)
+            return held(model_name="m", model_version="9")
+
+    async def run() -> None:
+        own = service(clock=LoopClock())
+        with pytest.raises(AbortedError, match=told):
+            await own._unary(own._infer, None, Late())
+        assert asyncio.get_running_loop().time() <= 1.01 * IDLE_S
 
     hasty(run)
