@@ -123,6 +123,18 @@ class GatewayProcess:
         return self.ask("POST", f"/v2/models/{model}/infer", body)
 
 
+def certified(home: Path) -> tuple[Path, Path]:
+    """A certificate of this host, `c.pem`, and its key, `k.pem`."""
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    )
+    certificate, key = home / "c.pem", home / "k.pem"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names, *files], check=True, capture_output=True)
+    return certificate, key
+
+
 @contextmanager
 def gateway(
     home: Path, frontends: list[str], document: Mapping[str, Any] | None = None

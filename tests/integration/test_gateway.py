@@ -28,7 +28,7 @@ from tritonclient.utils import InferenceServerException
 from fabric.client import ask_status
 from fabric.messages import CancelRequest
 from roles.runtime.metrics.catalog import METRICS
-from tests.integration.gateway_stage import GatewayProcess, Served, gateway
+from tests.integration.gateway_stage import GatewayProcess, Served, certified, gateway
 from tests.integration.proc import until
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -435,19 +435,7 @@ def test_while_no_frontend_is_there_it_says_so_and_when_it_is_back_it_serves(tmp
 
 
 def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    )
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    names = [
-        "-addext",
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-    ]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    certificate, _ = certified(tmp_path)
     token = "a-token-of-some-length"
     (tmp_path / "tokens").write_text(token, encoding="utf-8")
     (tmp_path / "tokens").chmod(0o600)

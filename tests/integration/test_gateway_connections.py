@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput
 from roles.gateway.http.connection import Answer, Cancellable, HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Head, Reply, Request
+from tests.integration.gateway_stage import certified
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 LIMITS = HttpLimits(body_bytes_max=1 << 20, bodies_bytes_max=4 << 20, head_ms=60_000, body_ms=60_000)
 WAIT_S = 60
@@ -49,10 +55,12 @@ class Stand:
 
 
 @asynccontextmanager
-async def serving(limits: HttpLimits = LIMITS) -> AsyncIterator[tuple[HttpServer, Stand, int]]:
+async def serving(
+    limits: HttpLimits = LIMITS, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[HttpServer, Stand, int]]:
     stand = Stand()
     server = HttpServer(stand, limits, MonotonicClock())
-    listener = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0)
+    listener = await asyncio.get_running_loop().create_server(server.connection, "127.0.0.1", 0, ssl=tls)
     server.watch()
     try:
         yield server, stand, listener.sockets[0].getsockname()[1]
@@ -62,13 +70,15 @@ async def serving(limits: HttpLimits = LIMITS) -> AsyncIterator[tuple[HttpServer
         server.close()
 
 
-async def connected(port: int, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connected(
+    port: int, stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection that is gone at the end of the test, whatever is left in it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
 
     async def abort() -> None:
         writer.transport.abort()
-        with suppress(ConnectionError):
+        with suppress(OSError):  # and TLS' own errors
             await writer.wait_closed()
 
     stack.push_async_callback(abort)
@@ -131,20 +141,30 @@ def test_who_takes_too_long_or_speaks_nonsense_is_told_and_ended(
     run(test)
 
 
-def test_who_does_not_read_is_ended() -> None:
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_who_does_not_read_holds_room_and_is_ended(
+    loop: LoopFactory, tmp_path: Path, *, is_tls: bool
+) -> None:
+    ours = theirs = None
+    if is_tls:
+        certificate, key = certified(tmp_path)
+        ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        ours.load_cert_chain(certificate, key)
+        theirs = ssl.create_default_context(cafile=certificate)
+
     async def test() -> None:
-        async with (
-            serving(replace(LIMITS, answer_ms=100, bytes_per_s_min=1e12)) as (server, _, port),
-            AsyncExitStack() as stack,
-        ):
-            _, writer = await connected(port, stack)
+        limits = replace(LIMITS, bodies_bytes_max=65 << 20, answer_ms=1_000, bytes_per_s_min=1e12)
+        async with serving(limits, ours) as (server, _, port), AsyncExitStack() as stack:
+            _, writer = await connected(port, stack, theirs)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(GET % b"large")
-            await until(lambda: bool(server.requests))
+            await until(lambda: server.budget.used == 64 << 20)
             await until(lambda: not server.connections)
             writer.close()
 
-    run(test)
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(test())
 
 
 def test_who_sends_on_and_on_without_reading_is_ended() -> None:

@@ -23,6 +23,9 @@ from roles.runtime.process import log
 
 LOOK_EVERY_S: Final = 0.25
 _THREAD_FROM_BYTES: Final = 64 << 10  # compressing more than that takes over a millisecond
+_PIECE_BYTES: Final = (
+    64 << 10
+)  # of an answer: as much as a transport buffers before it says that its client does not read
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Answer = Callable[[Reply], None]
@@ -99,8 +102,12 @@ class HttpConnection(asyncio.Protocol):
         self._cancellable: Cancellable | None = None
         self._is_starting = self._is_over = False
         self._is_reading = True
-        self._paused_at_ms = 0.0
+        self._held_up_at_ms: float | None = None
+        """Since when an answer is awaited or on its way: what comes behind it has its time afterwards."""
         self._is_writing = True  # the client reads
+        self._unsent = memoryview(b"")  # of an answer
+        self._unread_bytes = 0
+        """Of the budget, for an answer that it has not read."""
         self._limit_at_ms: float | None = None
         """When it is ended: it reads too slowly, or is idle, or was told to end."""
 
@@ -111,6 +118,7 @@ class HttpConnection(asyncio.Protocol):
         server = self._server
         now_ms = server.clock.now_ms()
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by what it can do only
+        self._transport.set_write_buffer_limits(_PIECE_BYTES)
         self._reader = HttpReader(server.limits, server.budget, server.handler.screen, now_ms)
         is_full = len(server.connections) >= server.limits.connections_max
         server.connections.add(self)
@@ -128,8 +136,9 @@ class HttpConnection(asyncio.Protocol):
             self._take(self._reader.feed(data, self._server.clock.now_ms()))
 
     def eof_received(self) -> bool | None:
-        """The client has closed its side: whether it still reads nobody can tell, so it is taken for gone."""
-        return None
+        """The client has closed its side: whether it still reads nobody can tell, so it is taken for gone once no answer is on its way."""
+        self._is_over = True
+        return bool(self._unsent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
@@ -144,6 +153,8 @@ class HttpConnection(asyncio.Protocol):
         for one in (self._request, *self._waiting):
             if isinstance(one, Request):
                 self._server.budget.give_back(len(one.body))
+        self._give_back_unread()
+        self._unsent = memoryview(b"")
         self._request = None
         self._waiting.clear()
 
@@ -154,7 +165,8 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self._is_writing = True
-        if not self._is_over:
+        self._send()
+        if self._is_writing and not self._is_over:
             self._limit_at_ms = None
             self._rest()
             self._go_on()
@@ -165,14 +177,16 @@ class HttpConnection(asyncio.Protocol):
         """Time goes by."""
         if self._limit_at_ms is not None and now_ms >= self._limit_at_ms:
             self.abort()
-        elif self._reader is not None and self._request is None:
+        elif self._reader is not None and self._held_up_at_ms is None:
             self._take(self._reader.tick(now_ms))
 
     def end_if_idle(self) -> None:
         """Close, unless a request is being read or answered."""
         is_idle = self._reader is not None and self._reader.is_idle
         if is_idle and self._request is None and not self._waiting and self._transport is not None:
-            self._transport.close()
+            self._is_over = True
+            if not self._unsent:
+                self._transport.close()
 
     def abort(self) -> None:
         """End it now."""
@@ -214,6 +228,7 @@ class HttpConnection(asyncio.Protocol):
             self._is_starting = False
             self._cancellable = cancellable if self._request is one else None  # it may be answered by now
         self._read_on(not self._waiting or self._is_over)
+        self._hold_up(self._request is not None or bool(self._waiting) or not self._is_writing)
 
     def _answer(self, reply: Reply) -> None:
         """From whoever answers, once."""
@@ -237,22 +252,42 @@ class HttpConnection(asyncio.Protocol):
     def _write(self, request: Request, reply: Reply) -> None:
         if self._transport is None:
             return
+        budget = self._server.budget
+        budget.give_back(len(request.body))
+        self._request = self._cancellable = None
+        is_head_only = request.head.method == "HEAD"
+        # A small answer needs no room: health is told also where there is none.
+        held_bytes = 0 if is_head_only or reply.size_bytes < _PIECE_BYTES else reply.size_bytes
+        if not budget.take(held_bytes):
+            reply = failed(failure_of(Overloaded("bodies and answers of others take all the room there is")))
+            held_bytes = 0
         is_last = not request.keep_alive or self._server.is_draining
         head = head_of(reply, is_last=is_last)
-        is_head_only = request.head.method == "HEAD"
-        self._transport.write(head if is_head_only else b"".join((head, *reply.body)))
-        self._server.budget.give_back(len(request.body))
-        self._request = self._cancellable = None
-        now_ms = self._server.clock.now_ms()
-        if is_last:
-            self._is_over = True
-            self._limit_at_ms = now_ms + self._server.limits.answer_limit_ms(reply.size_bytes)
-            self._transport.close()
-        elif not self._is_writing:
+        self._unsent = memoryview(head if is_head_only else b"".join((head, *reply.body)))
+        self._unread_bytes += held_bytes
+        self._is_over = is_last
+        self._send()
+        if is_last or not self._is_writing:
+            now_ms = self._server.clock.now_ms()
             self._limit_at_ms = now_ms + self._server.limits.answer_limit_ms(reply.size_bytes)
         else:
             self._rest()
             self._go_on()
+
+    def _send(self) -> None:
+        """Write on while the client reads. In pieces: TLS passes on whatever it has, and does not say what waits below it."""
+        assert self._transport is not None, "it is connected"
+        while self._unsent and self._is_writing:
+            piece, self._unsent = self._unsent[:_PIECE_BYTES], self._unsent[_PIECE_BYTES:]
+            self._transport.write(piece)
+            if not self._unsent and self._is_over:
+                self._transport.close()
+        if self._is_writing:
+            self._give_back_unread()
+
+    def _give_back_unread(self) -> None:
+        self._server.budget.give_back(self._unread_bytes)
+        self._unread_bytes = 0
 
     @property
     def _is_held(self) -> bool:
@@ -285,14 +320,18 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or is_wanted == self._is_reading:
             return
         self._is_reading = is_wanted
-        now_ms = self._server.clock.now_ms()
         if is_wanted:
-            if self._reader is not None:
-                self._reader.held_up(now_ms - self._paused_at_ms)
             self._transport.resume_reading()
         else:
-            self._paused_at_ms = now_ms
             self._transport.pause_reading()
+
+    def _hold_up(self, is_held_up: bool) -> None:  # noqa: FBT001  likewise
+        if is_held_up == (self._held_up_at_ms is not None):
+            return
+        now_ms = self._server.clock.now_ms()
+        if self._held_up_at_ms is not None and self._reader is not None:
+            self._reader.held_up(self._held_up_at_ms, now_ms)
+        self._held_up_at_ms = now_ms if is_held_up else None
 
 
 def failed(failure: Failure) -> Reply:

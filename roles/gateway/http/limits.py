@@ -18,7 +18,7 @@ class HttpLimits:
     headers_max: int = 100
     body_bytes_max: int = 64 << 20
     bodies_bytes_max: int = 1 << 30
-    """Of all connections together, while they come in and while they are asked about."""
+    """Of all connections together, while they come in and while they are asked about, and answers that are not read yet."""
     head_ms: float = 10_000.0
     body_ms: float = 10_000.0
     bytes_per_s_min: float = 16_384.0
@@ -39,7 +39,7 @@ class HttpLimits:
 
 
 class BodyBudget:
-    """The bytes of bodies that all connections hold together."""
+    """The bytes of bodies and of answers that all connections hold together."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max

@@ -67,7 +67,7 @@ class HttpReader:
         self._state = _State.IDLE
         self._now_ms = self._began_at_ms = self._body_at_ms = now_ms
         self._head_at_ms = now_ms
-        """From when on its time counts: later than its first byte where it was not read on meanwhile."""
+        """From when on its time counts: later than its first byte where an answer before it was not out by then."""
         self._has_asked = False  # anything, since the connection began
         self._begin()
 
@@ -126,10 +126,10 @@ class HttpReader:
         events, self._events = self._events, []
         return events
 
-    def held_up(self, for_ms: float) -> None:
-        """Nothing was read for so long, which is not the client's fault: what is on its way has that much longer."""
-        self._head_at_ms += for_ms
-        self._body_at_ms += for_ms
+    def held_up(self, since_ms: float, now_ms: float) -> None:
+        """An answer before it was awaited meanwhile: what is on its way has that much longer, or from its own beginning on."""
+        self._head_at_ms += now_ms - max(since_ms, self._head_at_ms)
+        self._body_at_ms += now_ms - max(since_ms, self._body_at_ms)
 
     def close(self) -> None:
         """The connection is over: nothing is held for it any more."""

@@ -34,7 +34,7 @@ class RpcServer:
         config: GatewayConfig,
         budget: BodyBudget,
     ) -> None:
-        self._service = RpcService(service, repository, tokens, budget)
+        self._service = RpcService(service, repository, tokens, budget, config.connections_max)
         self._config = config
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
@@ -49,7 +49,6 @@ class RpcServer:
         config = self._config
         assert config.grpc is not None, "it is wanted"
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=config.connections_max,
             options=[
                 ("grpc.max_receive_message_length", config.request_bytes_max + _HEAD_ROOM_BYTES),
                 ("grpc.max_send_message_length", ANSWER_BYTES_MAX + _HEAD_ROOM_BYTES),

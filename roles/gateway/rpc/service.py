@@ -35,18 +35,29 @@ from roles.runtime.process import log
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
 IDLE_MS: Final = 300_000.0
-"""A connection without calls ends after that, and a stream on which nothing is asked or answered: it holds the room of a call."""
+"""A connection without calls ends after that, and a call whose message is not here, or on whose stream nothing is asked or answered."""
 _OPEN: Final = ("ServerLive", "ServerReady")
-"""Without a token, as by HTTP."""
+"""Without a token, as by HTTP; their messages have nothing in them, and are not waited for."""
 
 Metadata = list[tuple[str, str]]
+Answering = Callable[[Any, Any], Awaitable[tuple[Any, Metadata]]]
+"""With a message (of those of `_OPEN` None) and gRPC's context: the response, and what goes into the trailing metadata."""
 
 
 class RpcService:
     """What `grpc.aio` calls."""
 
-    def __init__(self, service: Service, repository: Repository, tokens: Tokens, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        service: Service,
+        repository: Repository,
+        tokens: Tokens,
+        budget: BodyBudget,
+        calls_max: int,
+    ) -> None:
         self._budget = budget
+        self._calls_max = calls_max
+        self._under_way = 0
         self._service = service
         self._repository = repository
         self._tokens = tokens
@@ -73,13 +84,15 @@ class RpcService:
             writes = message_class(method.output_type.name).SerializeToString
             if method.name == "ModelStreamInfer":
                 handlers[method.name] = grpc.stream_stream_rpc_method_handler(self._stream, reads, writes)
-            else:
-                call = (
-                    self._infer
-                    if method.name == "ModelInfer"
-                    else self._document(method.name, method.output_type.name)
-                )
-                handlers[method.name] = grpc.unary_unary_rpc_method_handler(call, reads, writes)
+                continue
+            answering = (
+                self._infer
+                if method.name == "ModelInfer"
+                else self._document(method.name, method.output_type.name)
+            )
+            call = partial(self._health if method.name in _OPEN else self._unary, answering)
+            # Of a unary one grpc.aio reads the whole message, for however long it takes, before we hear of the call.
+            handlers[method.name] = grpc.stream_unary_rpc_method_handler(call, reads, writes)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
@@ -96,23 +109,57 @@ class RpcService:
             return Held(InvalidInput(f"the message cannot be read: {error!s:.200}"), 0, self._budget)
         return Held(message, len(raw), self._budget)
 
-    # ------------------------------------------------------------ inferences
+    # ------------------------------------------------------------ calls
 
-    async def _infer(self, held: Held, context: Any) -> Any:
-        began_at_ms = self._service.clock.now_ms()
+    def _admit(self, context: Any, metadata: dict[str, str]) -> None:
+        """Make room for a call until its answer is sent. Raises Unauthorised, Overloaded."""
+        self._check_token(metadata)
+        if self._under_way >= self._calls_max:
+            raise Overloaded(f"there are {self._calls_max} calls")
+        self._under_way += 1
+        context.add_done_callback(self._ended)
+
+    def _ended(self, _: Any) -> None:
+        self._under_way -= 1
+
+    async def _unary(self, answering: Answering, _: Any, context: Any) -> Any:
+        """One message, and one answer."""
         metadata = self._metadata(context)
         try:
-            self._check_token(metadata)
-            response, timing = await self._inferred(held.message, began_at_ms, context.time_remaining())
+            self._admit(context, metadata)
+            response, trailing = await answering(await self._message(context), context)
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told by a code
             return await _abort(context, _failure_of(error), _trace(metadata))
-        context.set_trailing_metadata([("server-timing", timing), *_trace(metadata)])
+        context.set_trailing_metadata([*trailing, *_trace(metadata)])
         return response
+
+    async def _health(self, answering: Answering, _: Any, context: Any) -> Any:
+        """Of a gateway that has no more room too."""
+        return (await answering(None, context))[0]
+
+    async def _message(self, context: Any) -> Any:
+        """Raises Cancelled, Overloaded, InvalidInput."""
+        try:
+            async with asyncio.timeout(IDLE_MS / 1e3):
+                held = await context.read()
+        except TimeoutError:
+            raise Cancelled(f"the message of this call took over {IDLE_MS / 1e3:g} s") from None
+        if held is grpc.aio.EOF:
+            raise InvalidInput("the call has no message")
+        return held
+
+    # ------------------------------------------------------------ inferences
+
+    async def _infer(self, held: Held, context: Any) -> tuple[Any, Metadata]:
+        began_at_ms = self._service.clock.now_ms()
+        response, timing = await self._inferred(held.message, began_at_ms, context.time_remaining())
+        return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
         """Every request is answered when it is done, in whatever order that is; its `id` says which it was."""
+        metadata = self._metadata(context)
         try:
-            self._check_token(self._metadata(context))
+            self._admit(context, metadata)
         except FabricError as error:
             await _abort(context, failure_of(error), [])
         answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -124,6 +171,7 @@ class RpcService:
 
         async def work(held: Held) -> None:
             try:
+                self._check_token(metadata)  # which may have been revoked since the last one
                 response, _ = await self._inferred(held.message, self._service.clock.now_ms(), None)
                 answer = ModelStreamInferResponse(infer_response=response)
             except Exception as error:  # noqa: BLE001  every request is answered
@@ -213,21 +261,17 @@ class RpcService:
 
     # ------------------------------------------------------------ documents
 
-    def _document(self, name: str, answer: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _document(self, name: str, answer: str) -> Answering:
         """A call that answers with a document, made a message of that name."""
         made = message_class(answer)
 
-        async def call(held: Held, context: Any) -> Any:
+        async def answering(held: Held | None, context: Any) -> tuple[Any, Metadata]:
+            del context
             self.calls += 1
-            try:
-                if name not in _OPEN:
-                    self._check_token(self._metadata(context))
-                document = await self._documents[name](held.message)
-                return json_format.ParseDict(document or {}, made())
-            except Exception as error:  # noqa: BLE001  as above
-                return await _abort(context, _failure_of(error), [])
+            document = await self._documents[name](None if held is None else held.message)
+            return json_format.ParseDict(document or {}, made()), []
 
-        return call
+        return answering
 
     async def _live(self, request: Any) -> Any:
         del request

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fabric.errors import InvalidInput, TooLarge
 from fabric.link import Tensor
-from fabric.messages import TENSORS_MAX
+from fabric.messages import RANK_MAX, TENSORS_MAX
 from fabric.policy_options import shown
 from fabric.tensors import dtype_name
 from roles.gateway.inference import (
@@ -33,6 +33,7 @@ _CONTENTS: Final[Mapping[str, str]] = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
 }
 """By datatype: the field that has its values."""
 CONTENTS_MAX: Final = 4 << 20
@@ -56,19 +57,21 @@ def read_infer(request: Any) -> Inference:
     elements = 0
     for at, one in enumerate(request.inputs):
         check_tensor_parameters(one.name, plain_parameters(one.parameters))
-        shape = tuple(one.shape)
+        # One length more than a tensor may have is enough to refuse it: 64 MiB of them are seconds of the loop.
+        shape = tuple(one.shape[: RANK_MAX + 1])
         if raw:
             if one.HasField("contents"):
                 raise InvalidInput(f"input {shown(one.name)} has contents and raw_input_contents")
             data = from_raw(one.name, one.datatype, shape, memoryview(raw[at]))
         else:
-            elements += count_of(one.name, one.datatype, shape)
+            count = count_of(one.name, one.datatype, shape)
+            elements += count
             if elements > CONTENTS_MAX:
                 raise TooLarge(
                     f"{elements} elements and more in contents; there may be {CONTENTS_MAX}:"
                     " send tensors as raw_input_contents"
                 )
-            data = _from_contents(one, shape)
+            data = _from_contents(one, shape, count)
         inputs.append(InputTensor(one.name, shape, data))
     outputs = []
     for wanted in request.outputs:
@@ -106,15 +109,7 @@ def plain_parameters(parameters: Any) -> dict[str, Any]:
     return found
 
 
-def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
-    if one.datatype == BYTES:
-        count = count_of(one.name, BYTES, shape)
-        elements = tuple(one.contents.bytes_contents)
-        if len(elements) != count:
-            raise InvalidInput(
-                f"input {shown(one.name)} has {len(elements)} elements; its shape says {count}"
-            )
-        return elements
+def _from_contents(one: Any, shape: tuple[int, ...], count: int) -> Tensor | Elements:
     if one.datatype in ("FP16", BF16):
         raise InvalidInput(
             f"input {shown(one.name)} is {one.datatype}, which goes in raw_input_contents only"
@@ -124,4 +119,9 @@ def _from_contents(one: Any, shape: tuple[int, ...]) -> Tensor | Elements:
         raise InvalidInput(
             f"input {shown(one.name)} has the datatype {shown(one.datatype)}; there is no such one"
         )
-    return from_values(one.name, one.datatype, shape, list(getattr(one.contents, field)))
+    elements = getattr(one.contents, field)
+    if len(elements) != count:  # before each of them becomes an object
+        raise InvalidInput(f"input {shown(one.name)} has {len(elements)} elements; its shape says {count}")
+    if one.datatype == BYTES:
+        return tuple(elements)
+    return from_values(one.name, one.datatype, shape, list(elements))

@@ -185,10 +185,10 @@ def test_a_slow_head_is_refused_by_its_first_byte() -> None:
     assert refusal(list(one.tick(16_000.0))).code == "TooSlow"
 
 
-def test_the_time_in_which_nothing_was_read_is_not_the_clients() -> None:
+def test_the_time_in_which_an_answer_was_awaited_is_not_the_clients() -> None:
     one = reader()
     one.feed(b"GET /a", 1_000.0)
-    one.held_up(30_000.0)
+    one.held_up(2_000.0, 32_000.0)
     assert list(one.tick(40_999.0)) == []
     found = one.feed(b" HTTP/1.1\r\n\r\n", 40_999.0)
     assert isinstance(found[0], Request)
@@ -197,9 +197,13 @@ def test_the_time_in_which_nothing_was_read_is_not_the_clients() -> None:
     assert one.limit_at_ms == 60_000.0
     body = reader()
     body.feed(post(bytes(5_000))[:-5_000], 1_000.0)
-    body.held_up(30_000.0)
+    body.held_up(2_000.0, 32_000.0)
     assert list(body.tick(40_999.0)) == []
     assert refusal(list(body.tick(41_000.0))).code == "TooSlow"
+    begun_meanwhile = reader()
+    begun_meanwhile.feed(b"GET", 20_000.0)
+    begun_meanwhile.held_up(2_000.0, 32_000.0)
+    assert begun_meanwhile.limit_at_ms == 42_000.0
 
 
 def test_who_says_nothing_at_all_is_refused_too() -> None:

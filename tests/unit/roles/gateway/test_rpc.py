@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,37 @@ def test_what_one_message_may_have_many_of_is_counted_before_it_is_looked_at(wha
             asked.inputs[0].contents.bool_contents.append(True)
     with pytest.raises(RequestError, match=re.escape(refusal)):
         read_infer(asked)
+
+
+@pytest.mark.parametrize(
+    ("field", "refusal"),
+    [
+        ("bool_contents", "input 'x' has 1000000 elements; its shape says 1"),
+        ("fp32_contents", "input 'x' has 1000000 elements; its shape says 1"),
+        ("bytes_contents", "input 'x' has 1000000 elements; its shape says 1"),
+        ("shape", "input 'x' has the shape [1, 1, 1, 1,"),
+        ("shape beside raw contents", "input 'x' has the shape [1, 1, 1, 1,"),
+    ],
+)
+def test_more_elements_than_a_shape_says_become_no_objects(field: str, refusal: str) -> None:
+    """They would be made in the loop, some 0.1 s for a million of them, and 64 MiB hold 67 millions."""
+    asked = Ours(model_name="m")
+    datatype = {"fp32_contents": "FP32", "bytes_contents": "BYTES"}.get(field, "BOOL")
+    one = asked.inputs.add(name="x", datatype=datatype)
+    if field.startswith("shape"):
+        one.shape.extend([1] * 1_000_000)
+        if field != "shape":
+            asked.raw_input_contents.append(b"1")
+    else:
+        one.shape.append(1)
+        getattr(one.contents, field).extend([b"" if datatype == "BYTES" else 1] * 1_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=re.escape(refusal)):
+            read_infer(asked)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,25 @@ def held(budget: BodyBudget = BUDGET, **fields: Any) -> Held:
 
 
 class NoContext:
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def __init__(self, *metadata: tuple[str, str]) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def add_done_callback(self, callback: Any) -> None:
+        pass
+
+    def time_remaining(self) -> None:
+        return None
 
 
-def service(budget: BodyBudget = BUDGET, clock: Clock | None = None) -> RpcService:
+def service(
+    budget: BodyBudget = BUDGET, clock: Clock | None = None, tokens: Tokens | None = None
+) -> RpcService:
     own = Service(Client(["tcp://127.0.0.1:9"]), clock or MonotonicClock())
-    return RpcService(own, Repository({}, Path(), Path(), is_open=False), Tokens(None), budget)
+    repository = Repository({}, Path(), Path(), is_open=False)
+    return RpcService(own, repository, tokens or Tokens(None), budget, calls_max=8)
 
 
 def test_who_does_not_read_answers_is_not_read_from() -> None:
@@ -93,6 +106,40 @@ def test_a_stream_that_breaks_off_ends() -> None:
             with pytest.raises(OSError, match="gone"):
                 async for _ in service()._stream(asked(), NoContext()):
                     pass
+
+    asyncio.run(run())
+
+
+def test_a_token_that_is_revoked_asks_no_more_on_an_open_stream(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+
+    def write(token: str, at_s: int) -> None:
+        file.write_text(token, encoding="utf-8")
+        file.chmod(0o600)
+        os.utime(file, (at_s, at_s))
+
+    write("a" * 16, 1)
+    tokens = Tokens(file)
+    goes_on = asyncio.Event()
+
+    async def asked() -> AsyncIterator[Held]:
+        yield held(model_name="m", model_version="9", id="before")
+        await goes_on.wait()
+        write("b" * 16, 2)
+        tokens.refresh()
+        yield held(model_name="m", model_version="9", id="after")
+
+    async def run() -> None:
+        context = NoContext(("authorization", "Bearer " + "a" * 16))
+        async with asyncio.timeout(30):
+            stream = service(tokens=tokens)._stream(asked(), context)
+            answers = [await anext(stream)]
+            goes_on.set()
+            answers += [answer async for answer in stream]
+        assert [(one.infer_response.id, one.error_message.partition(":")[0]) for one in answers] == [
+            ("before", "ModelNotFound"),
+            ("after", "Unauthorised"),
+        ]
 
     asyncio.run(run())
 
@@ -244,5 +291,21 @@ def test_a_stream_that_waits_for_an_answer_is_not_silent(monkeypatch: pytest.Mon
         monkeypatch.setattr(own, "_inferred", slow)
         answers = [answer.error_message async for answer in own._stream(asked(), Context())]
         assert answers == ["InvalidInput: at last"]
+
+    hasty(run)
+
+
+@pytest.mark.parametrize(("after_s", "told"), [(0.9 * IDLE_S, "NOT_FOUND"), (1.1 * IDLE_S, "CANCELLED")])
+def test_a_call_waits_for_its_message_as_long_as_a_stream_does(after_s: float, told: str) -> None:
+    class Late(Context):
+        async def read(self) -> Held:
+            await asyncio.sleep(after_s)
+            return held(model_name="m", model_version="9")
+
+    async def run() -> None:
+        own = service(clock=LoopClock())
+        with pytest.raises(AbortedError, match=told):
+            await own._unary(own._infer, None, Late())
+        assert asyncio.get_running_loop().time() <= 1.01 * IDLE_S
 
     hasty(run)

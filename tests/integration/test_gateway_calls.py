@@ -1,0 +1,163 @@
+"""gRPC calls on loopback whose clients keep their message back, send a part of it, or send too much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fabric.client import Client
+from fabric.clock import MonotonicClock
+from roles.config.gateway import GatewayConfig
+from roles.gateway.http.limits import BodyBudget
+from roles.gateway.repository import Repository
+from roles.gateway.rpc import service as rpc_service
+from roles.gateway.rpc.messages import SERVICE, message_class
+from roles.gateway.rpc.server import RpcServer
+from roles.gateway.service import Service
+from roles.gateway.tokens import Tokens
+
+TOKEN = "a-token-of-some-length"
+WITH_TOKEN = [("authorization", f"Bearer {TOKEN}")]
+ASKED = message_class("ModelInferRequest")(model_name="m", model_version="9").SerializeToString()
+UNARY = ("ModelInfer", "ModelReady", "ModelMetadata", "ServerMetadata", "RepositoryIndex", "ModelStatistics")
+WAIT_S = 60
+
+
+class Calls:
+    """To one server. A message is given as its bytes; without one the call stays open."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    def open(self, method: str, *messages: bytes, is_whole: bool = False, **options: Any) -> Any:
+        async def sent() -> AsyncIterator[bytes]:
+            for one in messages:
+                yield one
+            if not is_whole:
+                await asyncio.Event().wait()
+
+        return self._channel.stream_unary(f"/{SERVICE}/{method}")(sent(), **options)
+
+    async def ask(self, method: str, message: bytes = b"", **options: Any) -> bytes:
+        call = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        answer: bytes = await call(message, timeout=WAIT_S, **options)
+        return answer
+
+
+async def refused(call: Awaitable[Any]) -> tuple[str, str]:
+    """gRPC's status and our code."""
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+    trailing = dict(caught.value.trailing_metadata())
+    return caught.value.code().name, str(trailing.get("tenuto-code", ""))
+
+
+async def until_told(calls: Calls, code: str, **options: Any) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (await refused(calls.ask("ModelInfer", ASKED, **options)))[1] != code:
+            pass
+
+
+def on_server(
+    home: Path, test: Callable[[Calls, Calls], Awaitable[None]], *, calls_max: int = 64, is_open: bool = False
+) -> None:
+    """The test has two connections: what is over the limit waits in its client where it is on the same one."""
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[tuple[Calls, Calls]]:
+        file = home / "tokens"
+        file.write_text(TOKEN, encoding="utf-8")
+        file.chmod(0o600)
+        client = Client(["tcp://127.0.0.1:9"])
+        config = GatewayConfig(
+            http=None, grpc="127.0.0.1:0", connections_max=calls_max, request_bytes_max=1 << 20
+        )
+        server = RpcServer(
+            Service(client, MonotonicClock()),
+            Repository({}, home, home, is_open=False),
+            Tokens(None if is_open else file),
+            config,
+            BodyBudget(8 << 20),
+        )
+        try:
+            address = await server.open()
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            async with (
+                grpc.aio.insecure_channel(address, own) as one,
+                grpc.aio.insecure_channel(address, own) as other,
+            ):
+                yield Calls(one), Calls(other)
+        finally:
+            await server.close()
+
+    async def run() -> None:
+        async with serving() as (calls, others):
+            await test(calls, others)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", UNARY)
+def test_without_a_token_a_call_ends_before_its_message_comes(method: str, tmp_path: Path) -> None:
+    async def test(calls: Calls, _: Calls) -> None:
+        assert await refused(calls.open(method)) == ("UNAUTHENTICATED", "Unauthorised")
+
+    on_server(tmp_path, test)
+
+
+def test_health_is_told_without_a_message_and_without_room(tmp_path: Path) -> None:
+    async def test(calls: Calls, others: Calls) -> None:
+        held = others.open("ModelInfer", metadata=WITH_TOKEN)
+        await until_told(calls, "Overloaded", metadata=WITH_TOKEN)
+        for method, answer in (("ServerLive", b"\x08\x01"), ("ServerReady", b"")):
+            async with asyncio.timeout(WAIT_S):
+                assert await calls.open(method) == answer
+            assert await calls.ask(method) == answer
+        held.cancel()
+
+    on_server(tmp_path, test, calls_max=1)
+
+
+def test_one_call_too_many_is_overloaded_until_another_one_ends(tmp_path: Path) -> None:
+    async def test(calls: Calls, others: Calls) -> None:
+        held = [others.open("ModelInfer") for _ in range(3)]
+        stream = others.open("ModelStreamInfer")
+        await until_told(calls, "Overloaded")
+        for method in ("ModelInfer", "ModelReady", "ModelStreamInfer"):
+            assert await refused(calls.ask(method, ASKED)) == ("UNAVAILABLE", "Overloaded")
+        stream.cancel()
+        await until_told(calls, "ModelNotFound")
+        for one in held:
+            one.cancel()
+
+    on_server(tmp_path, test, calls_max=4, is_open=True)
+
+
+def test_a_message_that_does_not_come_ends_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_service, "IDLE_MS", 300.0)
+
+    async def test(calls: Calls, _: Calls) -> None:
+        for method in UNARY:
+            assert await refused(calls.open(method, metadata=WITH_TOKEN)) == ("CANCELLED", "Cancelled")
+
+    on_server(tmp_path, test, calls_max=1)
+
+
+def test_no_message_and_two_and_too_large_a_one(tmp_path: Path) -> None:
+    async def test(calls: Calls, _: Calls) -> None:
+        none = calls.open("ModelInfer", is_whole=True, metadata=WITH_TOKEN)
+        assert await refused(none) == ("INVALID_ARGUMENT", "InvalidInput")
+        large = calls.ask("ModelInfer", bytes(3 << 20), metadata=WITH_TOKEN)
+        assert (await refused(large))[0] == "RESOURCE_EXHAUSTED"
+        # The first one is answered, as by any server of unary calls.
+        two = calls.open("ModelInfer", ASKED, ASKED, is_whole=True, metadata=WITH_TOKEN)
+        assert await refused(two) == ("NOT_FOUND", "ModelNotFound")
+
+    on_server(tmp_path, test)

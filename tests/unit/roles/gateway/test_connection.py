@@ -1,0 +1,194 @@
+"""One HTTP connection on a transport that is none, in virtual time: a client that reads its answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from roles.gateway.http.connection import LOOK_EVERY_S, Answer, Cancellable, HttpConnection, HttpServer
+from roles.gateway.http.limits import HttpLimits
+from roles.gateway.http.messages import Head, Reply, Request
+
+LARGE = 100_000
+LIMITS = HttpLimits(bodies_bytes_max=2 * LARGE + LARGE // 2)
+
+
+class Wire(asyncio.Transport):
+    """Of a client. `is_slow`: it does not read what comes from now on, so that the connection is told to pause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: HttpConnection | None = None
+        self.out = b""
+        self.is_slow = self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.out += data
+        if self.is_slow and self.connection is not None:
+            self.connection.pause_writing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+
+class Stand:
+    """Answers at once, `/large` with a large body, but `/later`: its answers are kept."""
+
+    def __init__(self) -> None:
+        self.now_ms_ = 0.0
+        self.later: list[Answer] = []
+        self.reply = Reply(200, (b"0123456789",))
+        self.server = HttpServer(self, LIMITS, self)
+
+    def now_ms(self) -> float:
+        return self.now_ms_
+
+    def screen(self, head: Head) -> None:
+        pass
+
+    def start(self, request: Request, answer: Answer) -> Cancellable | None:
+        if request.head.path == "/later":
+            self.later.append(answer)
+        else:
+            answer(Reply(200, (bytes(LARGE),)) if request.head.path == "/large" else self.reply)
+        return None
+
+    def connected(self) -> tuple[HttpConnection, Wire]:
+        wire = Wire()
+        wire.connection = connection = self.server.connection()
+        connection.connection_made(wire)
+        return connection, wire
+
+    def wait(self, for_s: float) -> None:
+        for _ in range(round(for_s / LOOK_EVERY_S)):
+            self.now_ms_ += LOOK_EVERY_S * 1e3
+            for connection in list(self.server.connections):
+                connection.tick(self.now_ms_)
+
+
+def get(path: str, head: str = "", method: str = "GET") -> bytes:
+    return f"{method} /{path} HTTP/1.1\r\n{head}\r\n".encode()
+
+
+def statuses(wire: Wire) -> list[bytes]:
+    return [part[:3] for part in wire.out.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("between", [b"", get("between")], ids=["half a request", "a whole one and a half"])
+@pytest.mark.parametrize("first", ["later", "now"])
+@pytest.mark.parametrize("part", [get("last")[:8], b"POST /last HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc"])
+def test_what_waits_behind_an_answer_that_is_not_out_yet_is_not_too_slow(
+    first: str, between: bytes, part: bytes
+) -> None:
+    """Also where it was begun meanwhile. Once the answer is out, its time counts."""
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = first == "now"
+    connection.data_received(get(first))
+    stand.wait(5)
+    connection.data_received(between + part)
+    stand.wait(15)
+    wire.is_slow = False
+    for answer in stand.later:
+        answer(stand.reply)
+    connection.resume_writing()
+    before = [b"200"] * (2 if between else 1)
+    stand.wait(9.5)
+    assert statuses(wire) == before
+    stand.wait(1)
+    assert statuses(wire) == [*before, b"408"]
+
+
+@pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
+@pytest.mark.parametrize("end", ["it reads on", "it is gone"])
+def test_an_answer_that_is_not_read_has_its_bytes_of_the_budget_until_it_is(head: str, end: str) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = True
+    connection.data_received(get("large", head))
+    assert stand.server.budget.used == LARGE
+    if end == "it reads on":
+        wire.is_slow = False
+        connection.resume_writing()
+        assert stand.server.budget.used == 0
+    connection.connection_lost(None)
+    assert stand.server.budget.used == 0
+
+
+@pytest.mark.parametrize("request_", [get("large"), get("large", method="HEAD"), get("small")])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_is_read_at_once_and_what_is_small_is_held_against_nobody(
+    request_: bytes, *, is_slow: bool
+) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = is_slow
+    connection.data_received(request_)
+    assert statuses(wire) == [b"200"]
+    assert stand.server.budget.used == (LARGE if is_slow and request_ == get("large") else 0)
+
+
+def test_a_large_answer_that_there_is_no_room_for_is_overloaded_and_small_ones_go_on() -> None:
+    stand = Stand()
+    slow = []
+    for _ in range(2):
+        connection, wire = stand.connected()
+        wire.is_slow = True
+        connection.data_received(get("large"))
+        slow.append((connection, wire))
+    connection, wire = stand.connected()
+    connection.data_received(get("large") + get("small"))
+    assert statuses(wire) == [b"503", b"200"]
+    assert b'"code":"Overloaded"' in wire.out
+    assert stand.server.budget.used == 2 * LARGE
+    slow[0][1].is_slow = False
+    slow[0][0].resume_writing()
+    connection.data_received(get("large"))
+    assert statuses(wire) == [b"503", b"200", b"200"]
+
+
+@pytest.mark.parametrize("why", ["we end", "it closes its sending side"])
+def test_an_answer_that_is_on_its_way_goes_out_before_the_connection_ends(why: str) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = True
+    connection.data_received(get("large"))
+    assert len(wire.out) < LARGE
+    if why == "we end":
+        stand.server.drain()
+    else:
+        assert connection.eof_received()
+    assert not wire.is_closed
+    wire.is_slow = False
+    connection.resume_writing()
+    assert len(wire.out) > LARGE
+    assert wire.is_closed
+
+
+def test_a_request_makes_room_for_its_own_answer() -> None:
+    stand = Stand()
+    stand.server.budget.take(LARGE + LARGE // 2)
+    connection, wire = stand.connected()
+    connection.data_received(get("large", f"Content-Length: {LARGE}\r\n", "POST") + bytes(LARGE))
+    assert statuses(wire) == [b"200"]
