@@ -150,9 +150,11 @@ def test_a_client_that_sends_and_never_reads_loses_answers_beyond_a_byte_budget(
         unread.setsockopt(zmq.RCVHWM, 1)
         unread.setsockopt(zmq.SNDTIMEO, 10_000)
         unread.setsockopt(zmq.IDENTITY, b"client/unread-" + address[:3].encode())
+        ends = unread.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         unread.connect(address)
         spec = TensorSpec("x", "float32", array.shape)
-        while frontend.counter("answers_dropped") == dropped:
+        # By TCP who takes nothing for five seconds is hung up on, which on a busy host comes first.
+        while frontend.counter("answers_dropped") == dropped and not ends.poll(0):
             assert asked < 300, "700 MB of answers are kept for somebody who does not read"
             for _ in range(10):
                 parcel = Parcel((spec,), Infer(asked, BAD.model_id))
@@ -161,7 +163,10 @@ def test_a_client_that_sends_and_never_reads_loses_answers_beyond_a_byte_budget(
                 )
                 asked += 1
             came_bytes += 10 * array.nbytes
-            until(lambda: frontend.counter("client_bytes_in") >= came_bytes, what="the requests")  # noqa: B023  called at once
+            until(
+                lambda: frontend.counter("client_bytes_in") >= came_bytes or ends.poll(0),  # noqa: B023  called at once
+                what="the requests",
+            )
             until(lambda: frontend.counter("pending_bytes") < array.nbytes, what="their answers")
 
 
