@@ -266,7 +266,12 @@ GATEWAY_FAILURES = _counter(
 )
 GATEWAY_UNDER_WAY = _gauge("gateway_under_way", "", "Inferences without an answer.", "gateway")
 GATEWAY_CONNECTIONS = _gauge("gateway_connections", "", "Open HTTP connections.", "gateway")
-GATEWAY_BODIES = _gauge("gateway_bodies_bytes", "", "Bodies that are held, of HTTP and gRPC.", "gateway")
+GATEWAY_BODIES = _gauge(
+    "gateway_bodies_bytes",
+    "",
+    "Bodies that are held, of HTTP and gRPC, and answers that are not read yet.",
+    "gateway",
+)
 GATEWAY_HTTP = _counter("gateway_http_requests", "", "HTTP requests that were whole.", "gateway")
 GATEWAY_REFUSED = _counter(
     "gateway_http_refused", "", "HTTP requests that were not: no HTTP, too large, too slow.", "gateway"
