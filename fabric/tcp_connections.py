@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import socket
 import struct
 import termios
@@ -20,18 +19,19 @@ _NO_BYTES: Final = bytes(_WAITING.size)
 
 def hang_up(descriptor: int, ports: Container[int]) -> None:
     """End a connection to one of our `ports`. If its descriptor is another's there by now, that one connects again."""
-    with (
-        contextlib.suppress(OSError),
-        _socket_at(os.dup(descriptor)) as connection,
-    ):  # it may be closed, or end now
-        if _is_to(connection, ports):
-            connection.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):  # it may be closed, or end now
+        connection = _socket_at(descriptor)
+        try:
+            if _is_to(connection, ports):
+                connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            connection.detach()
 
 
 def taken_bytes(descriptor: int, ports: Container[int]) -> int | None:
     """What ZeroMQ has taken of a connection to one of our `ports`; None: it is none, or the kernel does not say."""
     with contextlib.suppress(OSError):  # it may be closed
-        connection = _socket_at(descriptor)  # without one more descriptor: there may be none left
+        connection = _socket_at(descriptor)
         try:
             if _is_to(connection, ports):
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
@@ -39,12 +39,15 @@ def taken_bytes(descriptor: int, ports: Container[int]) -> int | None:
                 if len(info) >= _INFO_BYTES:
                     return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0]) - int(waiting)
         finally:
-            connection.detach()  # ZeroMQ's it stays
+            connection.detach()
     return None
 
 
 def _socket_at(descriptor: int) -> socket.socket:
-    """Whatever is there: to find out what costs most of all this."""
+    """Whatever is there: to find out what costs most of all this. ZeroMQ's it stays, so it must be detached again.
+
+    No descriptor more is needed: there may be none left.
+    """
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ from deploy.local.events import RolePlan, SupervisorOutcome
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
+from fabric.ipc import private_files
+from fabric.json_files import write_whole
 from fabric.messages import SliceReport
 from fabric.policy_options import counted
 from roles.cli.cluster_tables import unplaced_line
@@ -22,7 +23,7 @@ from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import IntRange, chosen_run_dir, json_option, remark, run_dir_flag
 from roles.cli.restart import tell_processes
 from roles.config.cluster import ClusterConfig
-from roles.config.documents import read_value
+from roles.config.documents import read_text, read_value
 from roles.config.read_config import load_config, parse_config
 from roles.runtime.environment import goes_at_logout
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
@@ -93,9 +94,15 @@ def up(
     """
     die_with_parent()
     set_up_descriptors()
+    said = DEFAULT_CONFIG
     if file is not None:
-        load_config(file)
+        said = read_text(file)
+        load_config(file, text=said)
     home = chosen_run_dir(run_dir_option)
+    if file is not None and file.absolute() == _copy_of(file, home.path).absolute():
+        raise ConfigError(
+            f"{file}: is where 'up' keeps a copy of its file, which goes with the cluster; give yours another name"
+        )
     if is_dry:
         try:
             _tell_start(file, home.path, together=together, as_json=as_json)
@@ -117,7 +124,7 @@ def up(
     with StopSignal() as stop:
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
-            outcome, problems = _run(file, home.path, stop, together=together, as_json=as_json)
+            outcome, problems = _run(file, said, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
                 for name in (LOG_FILE, OLD_LOG_FILE):
                     remove_file(home.path / name)
@@ -145,15 +152,13 @@ def down(*, is_dry: bool, run_dir_option: Path | None) -> None:
 
 
 def _run(
-    file: Path | None, path: Path, stop: StopSignal, *, together: bool | None, as_json: bool
+    file: Path | None, said: str, path: Path, stop: StopSignal, *, together: bool | None, as_json: bool
 ) -> tuple[SupervisorOutcome, Sequence[str]]:
-    """How it ended, and what could not be served at its start."""
+    """How it ended, and what could not be served at its start. `said`: the file's text."""
     copy = _copy_of(file, path)
     try:
-        if file is None:
-            copy.write_text(DEFAULT_CONFIG, encoding="utf-8")
-        else:
-            shutil.copyfile(file, copy)
+        with private_files():
+            write_whole(copy, said)
         write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
     except OSError as error:
         raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
@@ -178,7 +183,7 @@ def _run(
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
 
-    config = load_config(file or copy, copy=copy)
+    config = load_config(file or copy, text=said)
     return supervise(_plans(config, file, path, together), path, stop, on_started), problems
 
 

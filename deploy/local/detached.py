@@ -34,7 +34,7 @@ from roles.runtime.running_cluster import processes_in
 
 START_LIMIT_MS = 900_000.0  # five tries of a model that takes its 150 s each, and a little
 KILL_LIMIT_MS = 5_000.0
-BEGIN_LIMIT_MS = 10_000.0  # from the lock of a start to its first file; a second, on a host that is not busy
+BEGIN_LIMIT_MS = 30_000.0  # from the lock of a start to its first file; a second, on a host that is not busy
 _LOOK_EVERY_S = 0.05
 _LOG_END_BYTES: Final = 64 << 10
 _WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)")

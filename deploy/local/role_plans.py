@@ -36,7 +36,7 @@ def role_plans(
     runs in the scheduler's process.
     """
     tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
-    common = (str(config_path.absolute()), "--here", str(copy), "--run-dir", str(run_dir))
+    common = (str(config_path.absolute()), "--here", "--copy", str(copy), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
     schedulers = [
         RolePlan(

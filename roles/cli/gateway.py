@@ -11,7 +11,7 @@ from fabric.errors import ConfigError
 from fabric.ids import gateway_id
 from roles.cli import importing
 from roles.cli.options import ConnectAddress, IntRange, file_argument, key_option, run_dir_flag
-from roles.cli.role_commands import here_option, role_process
+from roles.cli.role_commands import of_supervisor, role_process
 from roles.cli.whereabouts import Whereabouts
 from roles.config.gateway import check_listener
 from roles.config.read_config import load_document
@@ -44,7 +44,7 @@ GATEWAYS_MAX = 64
     help="A frontend's client address, once for each (default: all of FILE's; of this host, where others need a key).",
 )
 @key_option
-@here_option
+@of_supervisor
 def gateway(
     *,
     file: Path,
@@ -54,7 +54,8 @@ def gateway(
     grpc: str | None,
     frontends: tuple[str, ...],
     key_file: Path | None,
-    here: Path | None,
+    here: bool,
+    said: str | None,
 ) -> None:
     """Run a gateway of FILE's cluster: the Open Inference Protocol by HTTP and gRPC, and plain JSON (docs/guides/gateway.md)."""
     try:
@@ -64,7 +65,7 @@ def gateway(
         raise ConfigError(
             f"the gateway needs more than is installed ({error}): pip install 'tenuto[gateway]'"
         ) from error
-    document, config = load_document(file, copy=here)
+    document, config = load_document(file, text=said)
     own = config.gateway
     for value, option in ((http, "--http"), (grpc, "--grpc")):
         if value is not None:
@@ -74,7 +75,7 @@ def gateway(
     if not own.is_wanted:
         raise ConfigError(f"{file}: has neither listen.http nor listen.grpc; give one of them, or --http")
     with role_process(gateway_id(index), run_dir_option) as (home, stop):
-        where = Whereabouts(config, home, is_here=here is not None)
+        where = Whereabouts(config, home, is_here=here)
         has_key = key_file is not None or config.security.keys is None
         addresses = frontends or tuple(where.clients(host_named_here(config.hosts), is_everywhere=has_key))
         if not addresses:

@@ -9,7 +9,7 @@ import click
 
 from fabric.ids import PAGE_ID
 from roles.cli.options import key_option, remark, run_dir_flag, via_option
-from roles.cli.role_commands import here_option, role_process
+from roles.cli.role_commands import of_supervisor, role_process
 from roles.config.checks import check_endpoint
 from roles.config.read_config import load_config
 from roles.page.shell import ADDRESS_DEFAULT, Page, PageOptions
@@ -28,7 +28,7 @@ from roles.runtime.running_cluster import processes_in
 @run_dir_flag
 @via_option
 @key_option
-@here_option
+@of_supervisor
 def page(
     *,
     file: Path | None,
@@ -36,7 +36,8 @@ def page(
     is_opened: bool,
     run_dir_option: Path | None,
     key_file: Path | None,
-    here: Path | None,
+    here: bool,
+    said: str | None,
 ) -> None:
     """Show the running cluster in a browser: serve its page until interrupted, or say where it is served already.
 
@@ -44,16 +45,16 @@ def page(
     """
     if address is not None:
         check_endpoint(address, "--address", schemes=())
-    configured = None if file is None else load_config(file, copy=here).listen.page
+    configured = None if file is None else load_config(file, text=said).listen.page
     with role_process(PAGE_ID, run_dir_option) as (home, stop):
-        found = _served(home) if here is None else None
+        found = _served(home) if not here else None
         if found is not None:
             _tell(found, is_opened=is_opened)
             return
         served = Page(PageOptions(home, address or configured or ADDRESS_DEFAULT, key_file))
         try:
             served.announce()
-            if here is None:
+            if not here:
                 if not any(one.alive and one.role_id != PAGE_ID for one in processes_in(home)):
                     remark(
                         [f"no cluster runs in {home}: the page says so, and shows one that is started there"]

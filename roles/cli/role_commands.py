@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from roles.cli.whereabouts import (
     index_of_frontend,
     index_of_scheduler,
 )
+from roles.config.documents import read_text
 from roles.config.hosts import FRONTENDS_MAX
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import load_config, load_document
@@ -41,12 +42,22 @@ _METRICS = click.option(
     metavar="HOST:PORT",
     help="Serve a page of metrics there for Prometheus (default: as the file's listen.metrics says; off without it).",
 )
-here_option = click.option(
-    "--here",
+_HERE = click.option(
+    "--here", is_flag=True, hidden=True, help="Everything is on this host, wherever FILE places it."
+)
+_COPY = click.option(
+    "--copy",
+    "said",
+    callback=lambda _context, _parameter, copy: None if copy is None else read_text(copy),
     type=click.Path(dir_okay=False, path_type=Path),
     hidden=True,
-    help="Everything is on this host, wherever FILE places it, and FILE says what this copy of it does.",
+    help="What FILE said when the cluster was started, whatever has become of it.",
 )
+
+
+def of_supervisor(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that `up` gives its roles: `here`, and `said`, which is FILE's text, or None."""
+    return _HERE(_COPY(command))
 
 
 @click.command()
@@ -79,7 +90,7 @@ here_option = click.option(
     help="Which of cluster.schedulers this one is (default: by this host's name; 0, with --standby 1).",
 )
 @_METRICS
-@here_option
+@of_supervisor
 def scheduler(
     file: Path,
     run_dir_option: Path | None,
@@ -90,7 +101,8 @@ def scheduler(
     standby: bool,  # noqa: FBT001  click's flags
     index: int | None,
     metrics: str | None,
-    here: Path | None,
+    here: bool,  # noqa: FBT001  click's flags
+    said: str | None,
 ) -> None:
     """Run a scheduler of FILE's cluster: queues of metadata, every slice's free moment, the placement."""
     with importing():
@@ -98,16 +110,16 @@ def scheduler(
         from roles.scheduler.planning.start_config import Written  # noqa: PLC0415  likewise
         from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
 
-    document, config = load_document(file, copy=here)
+    document, config = load_document(file, text=said)
     written = Written(config, document, file.parent)
-    number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here is not None)
+    number = index_of_scheduler(written.config, index, is_standby=standby, is_here=here)
     if standby and not written.config.places.schedulers[number].is_standby:
         raise click.UsageError(
             f"scheduler {number} is the active one at a start: it does not begin as a standby"
         )
     with role_process(scheduler_id(number), run_dir_option) as (home, stop):
         recording = None if journal is None else Recording(journal, journal_mb << 20)
-        where = Whereabouts(written.config, home, is_here=here is not None)
+        where = Whereabouts(written.config, home, is_here=here)
         addresses = where.scheduler(number, metrics)
         if with_frontend:
             options = where.frontend(0, is_beside=True, client=client)
@@ -135,7 +147,7 @@ def scheduler(
 )
 @_CLIENT
 @_METRICS
-@here_option
+@of_supervisor
 def frontend(
     file: Path,
     run_dir_option: Path | None,
@@ -144,7 +156,8 @@ def frontend(
     scheduler_given: tuple[str, ...],
     client: str | None,
     metrics: str | None,
-    here: Path | None,
+    here: bool,  # noqa: FBT001  click's flags
+    said: str | None,
 ) -> None:
     """Run a frontend of FILE's cluster: it owns requests and their payload, and gives each its one answer.
 
@@ -153,12 +166,12 @@ def frontend(
     with importing():
         from roles.frontend.shell import run_frontend  # noqa: PLC0415  only this command needs it
 
-    config = load_config(file, copy=here)
-    own = index_of_frontend(config, index, is_here=here is not None)
+    config = load_config(file, text=said)
+    own = index_of_frontend(config, index, is_here=here)
     if name is not None:
         check_frontend_name(name)
     with role_process(frontend_id(own if name is None else name), run_dir_option) as (home, stop):
-        where = Whereabouts(config, home, is_here=here is not None)
+        where = Whereabouts(config, home, is_here=here)
         options = where.frontend(own, scheduler_given, client=client, name=name, metrics=metrics)
         run_frontend(options, stop)
 
@@ -168,22 +181,23 @@ def frontend(
 @click.option("--node", help="The host's name in cluster.nodes (default: this host's name, or the only one).")
 @run_dir_flag
 @_METRICS
-@here_option
+@of_supervisor
 def node_agent(
     file: Path,
     node: str | None,
     run_dir_option: Path | None,
     metrics: str | None,
-    here: Path | None,
+    here: bool,  # noqa: FBT001  click's flags
+    said: str | None,
 ) -> None:
     """Run the agent of one node of FILE's cluster: it starts, watches and ends the workers of this host."""
     with importing():
         from roles.node_agent.shell import run_node_agent  # noqa: PLC0415  only this command needs it
 
-    config = load_config(file, copy=here)
+    config = load_config(file, text=said)
     host = chosen_host(node, [one.host for one in config.nodes], "--node")
     with role_process(role_id_of_node(host), run_dir_option) as (home, stop):
-        where = Whereabouts(config, home, is_here=here is not None)
+        where = Whereabouts(config, home, is_here=here)
         run_node_agent(config, host, home, stop, where.node(host, metrics))
 
 

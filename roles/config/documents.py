@@ -14,9 +14,12 @@ from fabric.errors import ConfigError
 from fabric.policy_options import shown
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """The mapping in a `.json` file, or in a YAML file of any other name; ConfigError naming file and line."""
-    document = read_file(path)
+def read_document(path: Path, text: str | None = None) -> dict[str, Any]:
+    """The mapping in a `.json` file, or in a YAML file of any other name; ConfigError naming file and line.
+
+    `text`: what the file said when that was read.
+    """
+    document = read_file(path, text)
     if document is None:
         raise ConfigError(f"{path}: is empty; it needs at least models and cluster")
     if not isinstance(document, dict):
@@ -26,15 +29,20 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def read_file(path: Path) -> Any:
-    """Whatever is in such a file; ConfigError naming file and line."""
+def read_file(path: Path, text: str | None = None) -> Any:
+    """Whatever is in such a file; ConfigError naming file and line. `text`: as for `read_document`."""
+    written = read_text(path) if text is None else text
+    return _parsed(written, str(path), _read_json if path.suffix == ".json" else _read_yaml)
+
+
+def read_text(path: Path) -> str:
+    """What such a file says. ConfigError where it cannot be read or is no text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not a text file: {error}") from error
-    return _parsed(text, str(path), _read_json if path.suffix == ".json" else _read_yaml)
 
 
 def read_value(text: str, where: str) -> Any:

@@ -79,19 +79,19 @@ Overrides = Callable[[Mapping[str, Any]], Sequence[Override]]
 """What the command line says instead of a document."""
 
 
-def load_config(path: Path, overrides: Overrides | None = None, *, copy: Path | None = None) -> ClusterConfig:
+def load_config(path: Path, overrides: Overrides | None = None, *, text: str | None = None) -> ClusterConfig:
     """Read and check a file; paths inside it are relative to it. ConfigError says what is wrong and where.
 
-    `copy`: read what it said when that was made, whatever has become of it.
+    `text`: what it said when that was read, whatever has become of it.
     """
-    return load_document(path, overrides, copy=copy)[1]
+    return load_document(path, overrides, text=text)[1]
 
 
 def load_document(
-    path: Path, overrides: Overrides | None = None, *, copy: Path | None = None
+    path: Path, overrides: Overrides | None = None, *, text: str | None = None
 ) -> tuple[dict[str, Any], ClusterConfig]:
     """The same with the document itself, in which the environment's values and then `overrides` stand instead of the file's."""
-    written = read_document(path if copy is None else copy)
+    written = read_document(path, text)
     given = [*of_environment(), *(() if overrides is None else overrides(written))]
     document, origins = overridden(written, given)
     try:

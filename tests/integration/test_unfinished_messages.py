@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -111,8 +112,26 @@ def test_a_message_without_an_end_costs_its_sender_the_connection(
             return False
 
         until(is_ended, server)
-        assert sent < 8 * MIB, "two at most, what the kernel keeps, and what comes until it is looked at"
+        assert sent < 64 * MIB, (
+            "two at most, and what the kernel keeps of it, which where it is told to is a lot"
+        )
         assert server.counters["garbage_in"] == 1
+    a_friend_is_heard(server)
+
+
+def test_it_is_ended_too_where_no_descriptor_is_left(server: Server, kind: str) -> None:
+    former = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with shake_hands(server.addresses[0], NAME, kind) as endless:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, former[1]))  # fewer than are open
+        try:
+            with suppress(ConnectionError):
+                while not has_ended(endless):
+                    endless.sendall(PIECE)
+                    server.take_lost()
+                    server.receive(16)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, former)
+    assert server.counters["garbage_in"] == 1
     a_friend_is_heard(server)
 
 

@@ -246,6 +246,19 @@ def test_a_role_starts_again_with_the_file_of_the_start_whatever_becomes_of_that
     home.assert_nothing_left()
 
 
+def test_a_file_where_up_keeps_its_copy_is_refused_and_stays(home: Home) -> None:
+    home.path.mkdir()
+    file = home.path / "up.config.yaml"
+    file.write_text(CLUSTER)
+    code, out, line = home.run("up", str(file))
+    assert (code, out) == (3, "")
+    assert (
+        line
+        == f"tenuto: {file}: is where 'up' keeps a copy of its file, which goes with the cluster; give yours another name"
+    )
+    assert file.read_text() == CLUSTER
+
+
 def test_a_second_up_in_the_same_directory_is_refused_and_the_first_unharmed(home: Home) -> None:
     process, started = home.up()
     code, out, line = home.run("up")
