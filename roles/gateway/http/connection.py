@@ -138,6 +138,10 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         """The client has closed its side: whether it still reads nobody can tell, so it is taken for gone once no answer is on its way."""
         self._is_over = True
+        if self._transport is not None and self._transport.get_extra_info("sslcontext") is not None:
+            # TLS ends the connection whatever is returned, and sends before that only what it has by now.
+            self._transport.write(self._unsent)
+            self._unsent = memoryview(b"")
         return bool(self._unsent)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,6 +169,8 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self._is_writing = True
+        if self._transport is None or self._transport.is_closing():
+            return  # what is written and not sent yet keeps its room until the connection is gone
         self._send()
         if self._is_writing and not self._is_over:
             self._limit_at_ms = None
