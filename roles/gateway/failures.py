@@ -97,6 +97,7 @@ GRPC_STATUS: Final = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",  # not CANCELLED, which in a client looks like its own doing
     413: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     500: "INTERNAL",

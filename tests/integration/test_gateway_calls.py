@@ -14,7 +14,7 @@ import pytest
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from roles.config.gateway import GatewayConfig
-from roles.gateway.http.limits import BodyBudget
+from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.repository import Repository
 from roles.gateway.rpc import service as rpc_service
 from roles.gateway.rpc.messages import SERVICE, message_class
@@ -142,10 +142,11 @@ def test_one_call_too_many_is_overloaded_until_another_one_ends(tmp_path: Path) 
 
 def test_a_message_that_does_not_come_ends_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_service, "IDLE_MS", 300.0)
+    monkeypatch.setattr(HttpLimits, "body_limit_ms", lambda *_: 300.0)
 
     async def test(calls: Calls, _: Calls) -> None:
         for method in UNARY:
-            assert await refused(calls.open(method, metadata=WITH_TOKEN)) == ("CANCELLED", "Cancelled")
+            assert await refused(calls.open(method, metadata=WITH_TOKEN)) == ("DEADLINE_EXCEEDED", "TooSlow")
 
     on_server(tmp_path, test, calls_max=1)
 

@@ -167,6 +167,87 @@ def test_who_does_not_read_holds_room_and_is_ended(
         runner.run(test())
 
 
+class HalfClosing:
+    """A client by TLS that closes its sending side and reads on; Python's own `ssl` transports cannot."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls.wrap_bio(self._in, self._out, server_hostname="localhost")
+
+    async def ask(self, sent: bytes) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._writer.write(self._out.read())
+                self._in.write(await self._reader.read(65_536))
+        self._tls.write(sent)
+        self._writer.write(self._out.read())
+
+    def close_sending(self, *, is_eof: bool) -> None:
+        """`is_eof`: that of TCP too, as Node.js does."""
+        with suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self._writer.write(self._out.read())
+        if is_eof:
+            self._writer.write_eof()
+
+    async def read(self, at_least: int) -> int:
+        """So many bytes and no more than a piece over, or those until the other side ends."""
+        found = 0
+        async with asyncio.timeout(WAIT_S):
+            while found < at_least:
+                try:
+                    found += len(self._tls.read(1 << 20))
+                except ssl.SSLZeroReturnError:
+                    return found
+                except ssl.SSLWantReadError:
+                    came = await self._reader.read(65_536)
+                    if not came:
+                        return found
+                    self._in.write(came)
+        return found
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_eof", [False, True])
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_by_tls_who_closes_its_sending_side_is_sent_the_whole_answer(
+    loop: LoopFactory, tmp_path: Path, *, is_eof: bool, reads_on: bool
+) -> None:
+    """And holds room of the budget until it has it, or is ended."""
+    certificate, key = certified(tmp_path)
+    ours = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.load_cert_chain(certificate, key)
+
+    async def test() -> None:
+        limits = replace(LIMITS, bodies_bytes_max=65 << 20)
+        async with serving(limits, ours) as (server, _, port), AsyncExitStack() as stack:
+            reader, writer = await connected(port, stack)
+            client = HalfClosing(reader, writer, ssl.create_default_context(cafile=certificate))
+            await client.ask(GET % b"large")
+            await until(lambda: server.budget.used == 64 << 20)
+            (connection,) = server.connections
+            client.close_sending(is_eof=is_eof)
+            await until(lambda: connection._is_over)
+            await client.read(8 << 20)
+            await asyncio.sleep(0.1)
+            assert server.budget.used == 64 << 20
+            if reads_on:
+                assert await client.read(65 << 20) > 56 << 20
+                writer.close()
+            else:
+                connection.tick(server.clock.now_ms() + limits.answer_limit_ms(64 << 20))
+            await until(lambda: not server.connections)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(test())
+
+
 def test_who_sends_on_and_on_without_reading_is_ended() -> None:
     async def test() -> None:
         async with (

@@ -100,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Request | Refused] = deque()
         self._request: Request | None = None  # that is being answered
         self._cancellable: Cancellable | None = None
-        self._is_starting = self._is_over = False
+        self._is_starting = self._is_over = self._is_continue_wanted = False
         self._is_reading = True
         self._held_up_at_ms: float | None = None
         """Since when an answer is awaited or on its way: what comes behind it has its time afterwards."""
@@ -138,6 +138,10 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         """The client has closed its side: whether it still reads nobody can tell, so it is taken for gone once no answer is on its way."""
         self._is_over = True
+        if self._transport is not None and self._transport.get_extra_info("sslcontext") is not None:
+            # TLS ends the connection whatever is returned, and sends before that only what it has by now.
+            self._transport.write(self._unsent)
+            self._unsent = memoryview(b"")
         return bool(self._unsent)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,6 +169,8 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         self._is_writing = True
+        if self._transport is None or self._transport.is_closing():
+            return  # what is written and not sent yet keeps its room until the connection is gone
         self._send()
         if self._is_writing and not self._is_over:
             self._limit_at_ms = None
@@ -196,13 +202,12 @@ class HttpConnection(asyncio.Protocol):
     # ------------------------------------------------------------ requests, one after the other
 
     def _take(self, events: Sequence[ReaderEvent]) -> None:
-        assert self._transport is not None, "it is connected"
         for event in events:
             match event:
                 case ContinueWanted():
-                    if self._request is None and not self._waiting:
-                        self._transport.write(_CONTINUE)
+                    self._is_continue_wanted = True
                 case Request() | Refused():
+                    self._is_continue_wanted = False  # it was that of this one
                     self._waiting.append(event)
         if len(self._waiting) > self._server.limits.pipelined_max:
             self.abort()  # it sends on and on without reading
@@ -211,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Answer what can be answered now."""
-        while self._waiting and self._request is None and self._is_writing and not self._is_held:
+        while self._waiting and self._is_free:
             one = self._waiting.popleft()
             if isinstance(one, Refused):
                 self._refuse(one)
@@ -227,6 +232,9 @@ class HttpConnection(asyncio.Protocol):
                 self._answer(failed(failure_of(error)))
             self._is_starting = False
             self._cancellable = cancellable if self._request is one else None  # it may be answered by now
+        if self._is_continue_wanted and self._is_free and self._transport is not None:
+            self._is_continue_wanted = False
+            self._transport.write(_CONTINUE)
         self._read_on(not self._waiting or self._is_over)
         self._hold_up(self._request is not None or bool(self._waiting) or not self._is_writing)
 
@@ -290,9 +298,10 @@ class HttpConnection(asyncio.Protocol):
         self._unread_bytes = 0
 
     @property
-    def _is_held(self) -> bool:
-        """Nothing may be begun: something is just being begun, or the last answer is out."""
-        return self._is_starting or self._is_over
+    def _is_free(self) -> bool:
+        """The next one may be begun: all answers are written, none of them the last, and nothing is just being begun."""
+        is_written = self._request is None and self._is_writing
+        return is_written and not self._is_starting and not self._is_over
 
     def _rest(self) -> None:
         """It may be idle for a while."""

@@ -34,7 +34,9 @@ class RpcServer:
         config: GatewayConfig,
         budget: BodyBudget,
     ) -> None:
-        self._service = RpcService(service, repository, tokens, budget, config.connections_max)
+        self._service = RpcService(
+            service, repository, tokens, budget, config.connections_max, config.request_bytes_max
+        )
         self._config = config
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None

@@ -11,11 +11,11 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from fabric.errors import Cancelled, FabricError, InvalidInput, Overloaded, RequestError
+from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
 from fabric.ids import ModelId
 from roles.gateway import descriptions
-from roles.gateway.failures import Failure, failure_of
-from roles.gateway.http.limits import BodyBudget
+from roles.gateway.failures import Failure, TooSlow, failure_of
+from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import (
@@ -35,7 +35,7 @@ from roles.runtime.process import log
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
 IDLE_MS: Final = 300_000.0
-"""A connection without calls ends after that, and a call whose message is not here, or on whose stream nothing is asked or answered."""
+"""A connection without calls ends after that."""
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP; their messages have nothing in them, and are not waited for."""
 
@@ -54,7 +54,13 @@ class RpcService:
         tokens: Tokens,
         budget: BodyBudget,
         calls_max: int,
+        request_bytes_max: int,
     ) -> None:
+        self._silent_ms_max = max(IDLE_MS, HttpLimits().body_limit_ms(request_bytes_max))
+        """A call ends whose message is not here by then, or on whose stream nothing is asked or answered.
+
+        Of a message gRPC tells nothing before it is whole: who sends a large one slowly looks the same as who sends none.
+        """
         self._budget = budget
         self._calls_max = calls_max
         self._under_way = 0
@@ -138,12 +144,13 @@ class RpcService:
         return (await answering(None, context))[0]
 
     async def _message(self, context: Any) -> Any:
-        """Raises Cancelled, Overloaded, InvalidInput."""
+        """Raises TooSlow, Overloaded, InvalidInput."""
+        limit_s = self._silent_ms_max / 1e3
         try:
-            async with asyncio.timeout(IDLE_MS / 1e3):
+            async with asyncio.timeout(limit_s):
                 held = await context.read()
         except TimeoutError:
-            raise Cancelled(f"the message of this call took over {IDLE_MS / 1e3:g} s") from None
+            raise TooSlow(f"the message of this call took over {limit_s:g} s") from None
         if held is grpc.aio.EOF:
             raise InvalidInput("the call has no message")
         return held
@@ -166,7 +173,7 @@ class RpcService:
         room = asyncio.Semaphore(STREAM_MAX)
         working: set[asyncio.Task[None]] = set()
         clock, call_later = self._service.clock, asyncio.get_running_loop().call_later
-        moved_at_ms = clock.now_ms()
+        moved_at_ms, limit_ms = clock.now_ms(), self._silent_ms_max
         looking: asyncio.TimerHandle
 
         async def work(held: Held) -> None:
@@ -197,7 +204,7 @@ class RpcService:
         def look() -> None:
             nonlocal looking
             is_used = working or not answers.empty()
-            left_ms = IDLE_MS if is_used else moved_at_ms + IDLE_MS - clock.now_ms()
+            left_ms = limit_ms if is_used else moved_at_ms + limit_ms - clock.now_ms()
             if left_ms > 0:
                 looking = call_later(left_ms / 1e3, look)
             else:
@@ -205,15 +212,15 @@ class RpcService:
 
         reading = asyncio.ensure_future(read())
         reading.add_done_callback(over)
-        looking = call_later(IDLE_MS / 1e3, look)
+        looking = call_later(limit_ms / 1e3, look)
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
                 moved_at_ms = clock.now_ms()
                 room.release()  # not before it is sent: who does not read is not read from
             if reading.cancelled():
-                silent = Cancelled(
-                    f"nothing was asked on this stream for {IDLE_MS / 1e3:g} s: open another one"
+                silent = TooSlow(
+                    f"nothing was asked on this stream for {limit_ms / 1e3:g} s: open another one"
                 )
                 await _abort(context, failure_of(silent), [])
             await reading

@@ -120,6 +120,48 @@ def test_what_waits_behind_an_answer_that_is_not_out_yet_is_not_too_slow(
     assert statuses(wire) == [*before, b"408"]
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("first", ["large", "later", "small"])
+def test_who_waits_to_be_told_to_go_on_is_told_so_behind_the_answer_before(
+    first: str, *, together: bool
+) -> None:
+    """Not within it. Once its body is here that is told nobody."""
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = True
+    head, body = get("small", "Expect: 100-continue\r\nContent-Length: 3\r\n", "POST"), b"abc"
+    if together:
+        connection.data_received(get(first) + head)
+    else:
+        connection.data_received(get(first))
+        connection.data_received(head)
+    for answer in stand.later:
+        answer(stand.reply)
+    assert CONTINUE not in wire.out
+    wire.is_slow = False
+    connection.resume_writing()
+    assert wire.out.endswith((bytes(10) if first == "large" else b"0123456789") + CONTINUE)
+    connection.data_received(body)
+    assert statuses(wire) == [b"200", b"100", b"200"]
+    wire.is_slow = True
+    connection.data_received(get(first))
+    for answer in stand.later[1:]:
+        answer(stand.reply)
+    connection.data_received(head + body)
+    wire.is_slow = False
+    connection.resume_writing()
+    assert statuses(wire) == [b"200", b"100", b"200", b"200", b"200"]
+
+
+def test_who_waits_to_be_told_to_go_on_is_told_so_at_once_where_nothing_is_before() -> None:
+    connection, wire = Stand().connected()
+    connection.data_received(get("small", "Expect: 100-continue\r\nContent-Length: 3\r\n", "POST"))
+    assert wire.out == CONTINUE
+
+
 @pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
 @pytest.mark.parametrize("end", ["it reads on", "it is gone"])
 def test_an_answer_that_is_not_read_has_its_bytes_of_the_budget_until_it_is(head: str, end: str) -> None:

@@ -48,11 +48,14 @@ class NoContext:
 
 
 def service(
-    budget: BodyBudget = BUDGET, clock: Clock | None = None, tokens: Tokens | None = None
+    budget: BodyBudget = BUDGET,
+    clock: Clock | None = None,
+    tokens: Tokens | None = None,
+    request_bytes_max: int = 1 << 20,
 ) -> RpcService:
     own = Service(Client(["tcp://127.0.0.1:9"]), clock or MonotonicClock())
     repository = Repository({}, Path(), Path(), is_open=False)
-    return RpcService(own, repository, tokens or Tokens(None), budget, calls_max=8)
+    return RpcService(own, repository, tokens or Tokens(None), budget, 8, request_bytes_max)
 
 
 def test_who_does_not_read_answers_is_not_read_from() -> None:
@@ -261,7 +264,7 @@ def test_a_silent_stream_ends_once_it_is_silent_for_too_long(silent_s: float, be
         await asyncio.sleep(silent_s)
 
     ends = (
-        pytest.raises(AbortedError, match=r"CANCELLED.*nothing was asked on this stream for 300 s")
+        pytest.raises(AbortedError, match=r"DEADLINE_EXCEEDED.*nothing was asked on this stream for 300 s")
         if silent_s > IDLE_S
         else contextlib.nullcontext()
     )
@@ -295,17 +298,35 @@ def test_a_stream_that_waits_for_an_answer_is_not_silent(monkeypatch: pytest.Mon
     hasty(run)
 
 
-@pytest.mark.parametrize(("after_s", "told"), [(0.9 * IDLE_S, "NOT_FOUND"), (1.1 * IDLE_S, "CANCELLED")])
-def test_a_call_waits_for_its_message_as_long_as_a_stream_does(after_s: float, told: str) -> None:
+# HTTP's 10 s and a second for each 16 KiB of the largest message.
+@pytest.mark.parametrize(("request_bytes_max", "limit_s"), [(1 << 20, 300), (64 << 20, 4_106)])
+@pytest.mark.parametrize("part", [0.9, 1.1])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_message_may_take_as_long_as_by_http(
+    request_bytes_max: int, limit_s: float, part: float, *, is_stream: bool
+) -> None:
+    """Of a message that is on its way nothing is seen, so a silent client has that time too."""
+
     class Late(Context):
         async def read(self) -> Held:
-            await asyncio.sleep(after_s)
+            await asyncio.sleep(part * limit_s)
             return held(model_name="m", model_version="9")
 
     async def run() -> None:
-        own = service(clock=LoopClock())
-        with pytest.raises(AbortedError, match=told):
-            await own._unary(own._infer, None, Late())
-        assert asyncio.get_running_loop().time() <= 1.01 * IDLE_S
+        own = service(clock=LoopClock(), request_bytes_max=request_bytes_max)
+        context = Late()
+
+        async def messages() -> AsyncIterator[Held]:
+            yield await context.read()
+
+        try:
+            if is_stream:
+                told = [answer.error_message async for answer in own._stream(messages(), context)]
+            else:
+                await own._unary(own._infer, None, context)
+        except AbortedError as error:
+            told = [str(error)]
+        assert ("TooSlow" if part > 1 else "ModelNotFound") in told[0]
+        assert asyncio.get_running_loop().time() <= 1.01 * limit_s
 
     hasty(run)
