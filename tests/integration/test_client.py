@@ -572,8 +572,10 @@ async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """As a host does that hangs."""
-    await reader.read()
-    writer.close()
+    try:
+        await reader.read()
+    finally:
+        writer.close()
 
 
 def timers_of(loop: asyncio.AbstractEventLoop) -> int:
