@@ -169,8 +169,9 @@ class StopSignal:
 
     def take(self, limit: int, now_ms: float) -> Sequence[StopAsked]:  # noqa: ARG002  a Source's signature
         """The stop, once."""
-        told = (StopAsked(),) if self.has_more else ()
-        self._is_told = self.is_set
+        told: Sequence[StopAsked] = ()
+        if self.has_more:  # asked once: a signal between two looks would be taken for told
+            told, self._is_told = (StopAsked(),), True
         with contextlib.suppress(BlockingIOError):
             # Quiet again: the end takes a while, and the driver sleeps in it.
             os.read(self._read.fileno(), 4_096)
