@@ -128,13 +128,15 @@ class LinkAccess:
         is_changed, self._changes = self._changes != self.keyring.changes, self.keyring.changes
         return is_changed
 
-    def check(self, frame: zmq.Frame, peer: PeerId) -> Speaker | None:
-        """Whose key a message's connection has; None: it came by ipc. Raises RemoteProtocolError for one that is trusted no more."""
+    def check(self, frame: zmq.Frame, descriptor: int, peer: PeerId) -> Speaker | None:
+        """Whose key a message's connection, that descriptor, has; None: it came by ipc.
+
+        Raises RemoteProtocolError for one that is trusted no more.
+        """
         try:
             public = str(frame.get("User-Id"))
         except zmq.ZMQError:
             return None  # by TCP nobody gets here without a key
-        descriptor = int(frame.get(zmq.SRCFD))
         principal = self.keyring.principal_of(public)
         if principal is None or kind_of(principal) not in self.kinds:
             self.refused += 1

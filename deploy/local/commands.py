@@ -22,9 +22,8 @@ from roles.cli.cluster_tables import unplaced_line
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import IntRange, chosen_run_dir, json_option, remark, run_dir_flag
 from roles.cli.restart import tell_processes
-from roles.config.cluster import ClusterConfig
-from roles.config.documents import read_text, read_value
-from roles.config.read_config import load_config, parse_config
+from roles.config.documents import read_text
+from roles.config.read_config import load_config
 from roles.runtime.environment import goes_at_logout
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_PARTIAL
 from roles.runtime.process import (
@@ -105,7 +104,7 @@ def up(
         )
     if is_dry:
         try:
-            _tell_start(file, home.path, together=together, as_json=as_json)
+            _tell_start(file, said, home.path, together=together, as_json=as_json)
         finally:
             home.remove()
         return
@@ -183,29 +182,25 @@ def _run(
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
 
-    config = load_config(file or copy, text=said)
-    return supervise(_plans(config, file, path, together), path, stop, on_started), problems
+    return supervise(_plans(file, said, path, together), path, stop, on_started), problems
 
 
 def _copy_of(file: Path | None, path: Path) -> Path:
     return path / (JSON_CONFIG_FILE if file is not None and file.suffix == ".json" else CONFIG_FILE)
 
 
-def _plans(config: ClusterConfig, file: Path | None, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
-    is_together = is_better_together(config) if together is None else together
+def _plans(file: Path | None, said: str, path: Path, together: bool | None) -> list[RolePlan]:  # noqa: FBT001  click's flag
     copy = _copy_of(file, path)
+    config = load_config(file or copy, text=said)
+    is_together = is_better_together(config) if together is None else together
     return role_plans(config, file or copy, copy, path, is_together=is_together)
 
 
-def _tell_start(file: Path | None, path: Path, *, together: bool | None, as_json: bool) -> None:
+def _tell_start(file: Path | None, said: str, path: Path, *, together: bool | None, as_json: bool) -> None:
     """What would be started. Raises FabricError where something runs already."""
     if is_claimed(path):
         raise runs_already(path)
-    if file is None:
-        config = parse_config(read_value(DEFAULT_CONFIG, "the default"), path)
-    else:
-        config = load_config(file)
-    plans = _plans(config, file, path, together)
+    plans = _plans(file, said, path, together)
     roles = [plan.role_id for plan in sorted(plans, key=lambda plan: plan.start_rank)]
     if as_json:
         echo_json({"dry_run": True, "roles": roles})

@@ -399,7 +399,7 @@ class ListeningLink(SocketLink):
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:
         return NOBODY, None if self._guard is None or whole.last_frame is None else self._guard.check(
-            whole.last_frame, NOBODY
+            whole.last_frame, whole.descriptor, NOBODY
         )
 
     def _note_ended(self) -> None:

@@ -156,13 +156,13 @@ class RouterLink(ListeningLink):
         route = bytes(whole.route)
         known = self._routes.peer_at(route)
         peer, mark = (known, "") if known is not None else frames.peer_from(route)
-        speaker = None if self._guard is None else self._guard.check(whole.last_frame, peer)
+        descriptor = whole.descriptor
+        speaker = None if self._guard is None else self._guard.check(whole.last_frame, descriptor, peer)
         if known is None:
             # Before the message is looked at: the kernel gives descriptors out again.
             self._connections.is_told = True
             self._note_ended()
             self._note_spoken(route, peer, mark, None if speaker is None else speaker.public)
-        descriptor = whole.descriptor
         if (known is None or self._descriptor_of.get(peer) != descriptor) and self._routes.to(peer) == route:
             self._descriptor_of[peer] = descriptor
             self._peer_at[descriptor] = peer

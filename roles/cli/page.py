@@ -47,7 +47,7 @@ def page(
         check_endpoint(address, "--address", schemes=())
     configured = None if file is None else load_config(file, text=said).listen.page
     with role_process(PAGE_ID, run_dir_option) as (home, stop):
-        found = _served(home) if not here else None
+        found = None if here else _served(home)
         if found is not None:
             _tell(found, is_opened=is_opened)
             return
