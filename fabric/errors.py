@@ -9,6 +9,15 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 
+def told(error: BaseException) -> str:
+    """The type of somebody else's error and its text; the type alone where its text raises, as a user's class may."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001  whatever it raises
+        return name
+
+
 class FabricError(Exception):
     """Root of everything Tenuto raises on purpose."""
 

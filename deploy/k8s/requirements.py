@@ -22,6 +22,7 @@ from fabric.ipc import PATH_BYTES_MAX
 from fabric.keys import key_file, principal_of_node
 from fabric.policy_options import shown
 from roles.config.cluster import ClusterConfig, NodeConfig
+from roles.config.documents import through_json
 from roles.config.hosts import CLIENT_PORT, CONTROL_PORT
 from roles.config.listeners import check_apart
 
@@ -205,7 +206,7 @@ def _files(source: Source, namespace: str, gateway: GatewayWanted | None) -> dic
     """The configuration as every role reads it, and what it names."""
     files: dict[str, Path | bytes] = {}
     config = source.config
-    document = json.loads(json.dumps(source.document, default=str))
+    document = through_json(source.document)
     for model in document["models"]:
         take_along(model, source.path.parent, files, {}, is_absolute_there=True)
     take_glue_along(document, source.path.parent, files, {})

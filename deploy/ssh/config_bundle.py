@@ -19,7 +19,7 @@ from deploy.ssh.inventory import CONFIG_FILE, Rank, RoleOnHost, inventory_of
 from fabric.errors import ConfigError
 from fabric.keys import naming_path
 from roles.config.cluster import ClusterConfig
-from roles.config.documents import read_document
+from roles.config.documents import read_document, through_json
 from roles.config.read_config import parse_config
 
 KEYS: Final = "../../keys"
@@ -76,7 +76,7 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     files: dict[str, Path | bytes] = {}
     hashes: dict[str, str] = {}
     base_dir = source.path.parent
-    document = json.loads(json.dumps(source.document, default=str))
+    document = through_json(source.document)
     document.pop("deploy", None)
     places = source.config.places
     document["cluster"] |= {

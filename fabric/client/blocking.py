@@ -14,6 +14,7 @@ from fabric.client.client_options import ClientOptions
 from fabric.client.request_checks import Inputs, limit_ms_of
 from fabric.errors import PeerLost
 from fabric.messages import ModelInfo
+from fabric.sockets.base import naming_descriptors
 
 _JOIN_S: Final = 5.0
 _T = TypeVar("_T")
@@ -35,7 +36,8 @@ class BlockingClient:
         """Connect, anew where it was open. Raises PeerLost when nobody answers in time, ConfigError for what is no address."""
         self.close()
         self._client = Client(self._address, self._options)
-        loop = asyncio.new_event_loop()
+        with naming_descriptors():
+            loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run_loop, args=(loop,), name="tenuto-client", daemon=True)
         self._thread.start()
         self._loop = loop

@@ -58,6 +58,9 @@ _IPC_PEER: Final = re.compile(
     rf"[^:]*:{os.geteuid()}:\d+:\d+"
 )  # its user, group and process, as the kernel says
 _GONE_EVERY_MS: Final = 1_000.0
+_FIRST_SOCKET_DESCRIPTORS: Final = (
+    16  # libzmq's threads take some ten; libzmq 4.3.5 aborts the process without
+)
 _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it feeds
 
 
@@ -65,12 +68,26 @@ _SOCKETS_MAX: Final = 8_192  # a frontend has one push socket for every slice it
 def context() -> zmq.Context[zmq.Socket[bytes]]:
     """The process's ZeroMQ context, made at first use, ended at exit with nothing left to linger.
 
-    A process that is forked has none of the threads of its parent's, so it makes its own.
+    A process that is forked has none of the threads of its parent's, so it makes its own. Raises PeerLost where there
+    are too few descriptors left for what comes with its first socket.
     """
+    with naming_descriptors():
+        _see_descriptors(_FIRST_SOCKET_DESCRIPTORS)
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
     atexit.register(made.destroy, linger=0)
     return made
+
+
+def _see_descriptors(count: int) -> None:
+    """Raises OSError where fewer can be opened."""
+    taken: list[int] = []
+    try:
+        while len(taken) < count:
+            taken.append(os.eventfd(0))
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 os.register_at_fork(after_in_child=context.cache_clear)

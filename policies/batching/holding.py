@@ -197,13 +197,21 @@ def _price(prospects: Sequence[Prospect], allowed: float) -> float:
 
     Models without an intercept have nothing to save: where all are like that, no price holds them.
     """
-    if sum(one.opening(0.0) for one in prospects) <= max(0.0, allowed):
+    # Asked of every model so many times over: in plain numbers it takes a third of the time.
+    terms = [(one.beta_ms, 1.0 / one.per_ms, one.hold_max_ms) for one in prospects if one.beta_ms]
+    if sum([beta_ms / gap_ms for beta_ms, gap_ms, _ in terms]) <= max(0.0, allowed):
         return 0.0
     low = 0.0
-    high = max((one.hold_max_ms + 1.0 / one.per_ms) ** 2 / one.beta_ms for one in prospects if one.beta_ms)
+    high = max([(most_ms + gap_ms) ** 2 / beta_ms for beta_ms, gap_ms, most_ms in terms])
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        if sum(one.opening(one.hold_ms(middle)) for one in prospects) > allowed:
+        busy = 0.0
+        for beta_ms, gap_ms, most_ms in terms:
+            hold_ms = math.sqrt(beta_ms * middle) - gap_ms
+            if hold_ms > most_ms:
+                hold_ms = most_ms
+            busy += beta_ms / (hold_ms + gap_ms if hold_ms > 0.0 else gap_ms)
+        if busy > allowed:
             low = middle
         else:
             high = middle

@@ -55,6 +55,11 @@ def as_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110)
 
 
+def through_json(value: Any) -> Any:
+    """Plain values as their JSON gives them back: every key is a text, and so is what JSON has no kind for."""
+    return json.loads(json.dumps(value, default=str))
+
+
 class _Dumper(yaml.SafeDumper):
     """Without anchors: what is the same twice is written twice."""
 

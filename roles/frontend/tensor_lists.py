@@ -23,10 +23,10 @@ def in_order(tensors: Sequence[NamedTensor], names: Sequence[str]) -> Sequence[N
 
 
 def kept_row(tensors: Sequence[NamedTensor], row: int) -> Sequence[NamedTensor]:
-    """One request's outputs. What is small is copied, so that it does not hold all its batch in memory."""
+    """One request's outputs. They are copied where they would hold a batch of several in memory, or are small."""
     rows = [NamedTensor(one.name, one.array[row, ...]) for one in tensors]
-    for one in rows:
-        if one.array.nbytes < SMALL_BELOW_BYTES:
+    for one, batch in zip(rows, tensors, strict=True):
+        if len(batch.array) > 1 or one.array.nbytes < SMALL_BELOW_BYTES:
             one.array = one.array.copy()
             one.array.flags.writeable = False
     return rows

@@ -214,6 +214,61 @@ def test_a_worker_killed_in_the_middle_of_graphs_leaves_each_request_one_answer(
         check_ledger(answer)
 
 
+ODD_GLUE = """
+import asyncio
+
+class Untold(Exception):
+    def __str__(self):
+        raise RuntimeError("nobody knows")
+
+    __repr__ = __str__
+
+class NoArray:
+    def __array__(self, *_, **__):
+        raise RuntimeError("it requires grad")
+
+class Own:
+    def split(self, outputs, request):
+        match int(request["x"][0]):
+            case 1:
+                raise Untold
+            case 2:
+                raise asyncio.CancelledError
+            case 3:
+                raise SystemExit(3)
+            case 4:
+                return [{"x": NoArray()}]
+        return [outputs]
+"""
+
+
+def test_whatever_a_users_glue_raises_is_the_end_of_one_call_and_not_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other requests would wait for all that it imports."""
+    (tmp_path / "own.py").write_text(ODD_GLUE)
+    monkeypatch.chdir(tmp_path)
+    came: queue.Queue[tuple[int, object]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 30_000.0)}, came.put, clock, 1 << 20)
+    try:
+        for job in range(6):
+            x = [NamedTensor("x", np.array([job]))]
+            runner.start(job, "two", [("one", [x])], x, clock.now_ms() + 60_000.0)
+        answers = [came.get(timeout=60) for _ in range(6)]
+    finally:
+        runner.close()
+    assert [number for number, _ in answers] == list(range(6))
+    _, *refused, _ = [made for _, made in answers]
+    assert [str(error).partition(": ")[2] for error in refused] == [
+        "it raised Untold",
+        "it raised CancelledError: ",
+        "it raised SystemExit: 3",
+        "item 0 of what it gave has no arrays: RuntimeError: it requires grad",
+    ]
+    assert all(isinstance(made, Sequence) for _, made in (answers[0], answers[-1])), answers
+
+
 def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -816,6 +816,46 @@ print(came[0].message)
 """
 
 
+FIRST_SOCKET_WITH_FEW_DESCRIPTORS = """
+import os, resource, sys
+from fabric.client import BlockingClient, ClientOptions
+from fabric.errors import PeerLost
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for spare in range(24):
+    child = os.fork()
+    if child:
+        print(spare, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        continue
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    for descriptor in held[:spare]:
+        os.close(descriptor)
+    try:
+        BlockingClient("tcp://127.0.0.1:9", ClientOptions(connect_timeout_ms=50.0)).open()
+    except PeerLost:
+        os._exit(7)
+    os._exit(8)
+"""
+
+
+def test_a_process_that_has_few_descriptors_left_for_its_first_socket_is_told_so_and_lives() -> None:
+    """libzmq aborts a process in which one is missing for its threads."""
+    told = subprocess.run(
+        [sys.executable, "-c", FIRST_SOCKET_WITH_FEW_DESCRIPTORS],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines() == [f"{spare} 7" for spare in range(24)]
+
+
 def test_without_a_descriptor_left_a_peer_is_unreachable_for_now() -> None:
     told = subprocess.run(
         [sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, timeout=60, check=False, text=True

@@ -205,12 +205,6 @@ class Baseline(Timed[Timer], ABC):
 
     # ------------------------------------------------------------ for subclasses
 
-    def _arm(self, timer: Timer, at_ms: float) -> None:
-        if at_ms != timer.armed_at_ms and at_ms < NEVER_MS:
-            self._serial += 1
-            heappush(self._timers, (at_ms, self._serial, timer))
-        timer.armed_at_ms = at_ms
-
     def _look_again(self, line: Line, now_ms: float) -> None:
         """Something else than an arrival or an end has changed for it; the next tick, due at once, sees to that."""
         if line.queue.count:

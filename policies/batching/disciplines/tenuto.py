@@ -36,6 +36,7 @@ from policies.batching.run_queue import cut
 from policies.registry import Registered
 
 PLAN_EVERY_MS = 100.0
+PLAN_MS_PER_MODEL = 1.0  # with more than a hundred models less often, as a plan takes longer
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count: the last 2.5 s
 _NOTHING_MS = 1e-9  # a count that is forgotten
@@ -263,7 +264,7 @@ class Tenuto(Central):
 
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
-        self._plan_at_ms = now_ms + PLAN_EVERY_MS
+        self._plan_at_ms = now_ms + max(PLAN_EVERY_MS, PLAN_MS_PER_MODEL * len(self._counts))
         elapsed_ms = now_ms - self._planned_at_ms
         self._planned_at_ms = now_ms
         if self._is_regrouped:

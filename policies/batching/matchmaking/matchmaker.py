@@ -14,7 +14,7 @@ from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.ready import ready_batch
 from policies.batching.matchmaking.send_rule import SendRule
-from policies.batching.timers import Timed
+from policies.batching.timers import Timed, keep_first_of_each
 
 Target = Candidate | Pool[Candidate]
 
@@ -201,9 +201,8 @@ class Matchmaker(Timed[Target]):
         at_ms = now_ms + (due_at_ms - now_ms) / (1.0 + per_ms * candidate.slope_ms)
         if (at_ms - now_ms) * per_ms < state.queue.runs[-1].count:  # nobody else is expected by then
             at_ms = due_at_ms
-        candidate.alarm_at_ms = candidate.armed_at_ms = at_ms
-        self._serial += 1
-        heappush(self._timers, (at_ms, self._serial, candidate))
+        candidate.alarm_at_ms = at_ms
+        self._arm(candidate, at_ms)
         if candidate.is_early:
             self._queue_early(candidate, at_ms)
 
@@ -310,15 +309,17 @@ class Matchmaker(Timed[Target]):
     def _first_early(pool: Pool[Candidate]) -> Candidate | None:
         early = pool.early
         while early:
-            _, _, head_no, candidate = early[0]
-            if candidate.is_early and head_no == candidate.head_no:
-                return candidate
+            if _is_early(early[0]):
+                return early[0][3]
             heappop(early)
         return None
 
     def _queue_early(self, candidate: Candidate, pressed_at_ms: float) -> None:
         """Rank a candidate that holds back by a moment before which it need not go, whatever arrives quietly."""
         for pool in candidate.pools:
+            if len(pool.early) >= pool.early_max:
+                counting = (entry for entry in pool.early if _is_early(entry))
+                pool.early_max = keep_first_of_each(pool.early, counting)
             self._serial += 1
             heappush(pool.early, (pressed_at_ms, self._serial, candidate.head_no, candidate))
 
@@ -435,14 +436,15 @@ class Matchmaker(Timed[Target]):
             if pool.lead_max_ms > candidate.lead[1] and pool.armed_at_ms > now_ms:
                 self._arm(pool, now_ms)
 
-    def _arm(self, target: Target, at_ms: float) -> None:
-        target.armed_at_ms = at_ms
-        self._serial += 1
-        heappush(self._timers, (at_ms, self._serial, target))
-
     def _arm_pool(self, pool: Pool[Candidate], lead_ms: float, now_ms: float) -> None:
         at_ms = pool.next_free_at_ms()
         if lead_ms:
             at_ms = just_after(max(now_ms, at_ms - lead_ms))
         if at_ms < pool.armed_at_ms:
             self._arm(pool, at_ms)
+
+
+def _is_early(entry: tuple[float, int, int, Candidate]) -> bool:
+    """Whether an entry of a pool's `early` still counts."""
+    _, _, head_no, candidate = entry
+    return candidate.is_early and head_no == candidate.head_no

@@ -15,8 +15,7 @@ from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS
 from policies.batching.batch_moments import Table
 from policies.batching.matchmaking.speed_classes import SpeedClass
-
-_WAITING_MAX = 256  # entries of a pool's queue before it is looked through
+from policies.batching.timers import ENTRIES_MAX
 
 
 class Waiting(Protocol):
@@ -88,6 +87,7 @@ class Pool(Generic[WaiterT]):
         "at_once",
         "classes",
         "early",
+        "early_max",
         "idle",
         "is_lowest",
         "lead_max_ms",
@@ -105,7 +105,8 @@ class Pool(Generic[WaiterT]):
         self.lead_max_ms = 0.0
         self.waiting: list[tuple[float, int, int, int, WaiterT]] = []
         self.early: list[tuple[float, int, int, WaiterT]] = []
-        self._waiting_max = _WAITING_MAX
+        self.early_max = ENTRIES_MAX
+        self._waiting_max = ENTRIES_MAX
         self.reserve = 0
         self.idle = 0
         self._busy: list[tuple[float, int, int, Slice]] = []
@@ -191,7 +192,7 @@ class Pool(Generic[WaiterT]):
         if len(waiting) >= self._waiting_max:  # outdated entries pile up where no slice comes
             waiting[:] = [entry for entry in waiting if entry[3] == entry[4].stamp]
             heapify(waiting)
-            self._waiting_max = max(_WAITING_MAX, 2 * len(waiting))
+            self._waiting_max = max(ENTRIES_MAX, 2 * len(waiting))
         heappush(waiting, (latest_at_ms, -priority, serial, candidate.stamp, candidate))
 
     def first_waiting(self) -> WaiterT | None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fabric.clock import MonotonicClock
-from fabric.errors import FabricError, Internal, LocalProtocolError, RequestError, TooLarge
+from fabric.errors import FabricError, Internal, LocalProtocolError, RequestError, TooLarge, told
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import GlueAsked, GlueMade
 from roles.frontend.graphs.edges import checked_count
@@ -65,8 +65,8 @@ def _made(named: str) -> tuple[str, Any]:
     module_name, _, class_name = name.partition(":")
     try:
         return stage, getattr(importlib.import_module(module_name), class_name)()
-    except Exception as error:  # noqa: BLE001  a user's module may raise anything
-        return stage, Internal(f"it cannot be made: {error!r}")
+    except BaseException as error:  # noqa: BLE001  a user's module may raise anything
+        return stage, Internal(f"it cannot be made: {told(error)}")
 
 
 def _answer(
@@ -77,8 +77,8 @@ def _answer(
     call, argument, request = _call(made, asked, tensors)
     try:
         given = call(argument, request)
-    except Exception as error:
-        raise Internal(f"it raised {error!r}") from error
+    except BaseException as error:  # as above
+        raise Internal(f"it raised {told(error)}") from error
     if not isinstance(given, list | tuple):
         raise Internal(f"it gave {_kind(given)}, not a list with the inputs of each request")
     checked_count(len(given), "it")
@@ -111,8 +111,8 @@ def _item(given: object, place: int) -> list[NamedTensor]:
         raise Internal(f"item {place} of what it gave is {_kind(given)}, not a dict of arrays by name")
     try:
         return [NamedTensor(name, np.asarray(value)) for name, value in given.items()]
-    except (ValueError, TypeError, OverflowError) as error:
-        raise Internal(f"item {place} of what it gave has no arrays: {error}") from error
+    except BaseException as error:  # as above
+        raise Internal(f"item {place} of what it gave has no arrays: {told(error)}") from error
 
 
 def _kind(given: object) -> str:

@@ -89,7 +89,8 @@ class DeviceReplica:
             if not rows:
                 return [], rejected
             slot = self._put(rows, rejected)
-        return self._run(slot), slot.rejected
+        rejected = slot.rejected  # the staging thread may fill the slot anew as soon as the run is over
+        return self._run(slot), rejected
 
     def _sorted_out(self, parts: Sequence[JobPart]) -> tuple[list[dict[str, Array]], list[RejectedRow]]:
         return sort_out(parts, self.inputs, self._loaded.bounds, self._loaded.head_bounds)
@@ -276,6 +277,8 @@ class DeviceReplica:
         if not isinstance(outputs, Mapping) or not outputs:
             raise NotAModel(f"{self._name}.infer() must give a dict of tensors, not {type(outputs).__name__}")
         for key, output in outputs.items():
+            if not isinstance(key, str):
+                raise NotAModel(f"{self._name}.infer() must name its outputs by texts, not {key!r}")
             if not isinstance(output, Tensor):
                 raise NotAModel(
                     f"{self._name}.infer()[{key!r}] must be a tensor, not {type(output).__name__}"
@@ -291,7 +294,7 @@ class DeviceReplica:
         if output.device.type == "cuda":  # torch keeps freed pinned blocks, so this allocates only at first
             host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
             return host.copy_(output, non_blocking=True)
-        return output.clone() if self.slots.holds(output) or self.buckets.sizes else output
+        return output.clone(memory_format=torch.contiguous_format)  # a model may give a buffer that it keeps
 
     def _on_stream(self) -> Any:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor, distributed
 
+from fabric.errors import told
 from fabric.ids import ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
@@ -32,7 +33,7 @@ def load_first_rank(
     """Load rank 0, whose every `infer` is one of all ranks. Raises what `load_model` raises, and LoaderError where another rank failed."""
     try:
         loaded = _load(spec, device, 0, meeting)
-    except (Exception, SystemExit) as error:  # users' code may raise anything
+    except BaseException as error:  # users' code may raise anything
         others = [one for one in gang.problems_of_load() if str(error) not in one]
         _part()
         if not others:
@@ -47,7 +48,7 @@ def load_other_rank(spec: LoaderSpec, device: torch.device, rank: int, meeting: 
     """Load another one, which infers when the first one does. Raises as `load_model`."""
     try:
         loaded = _load(spec, device, rank, meeting)
-    except (Exception, SystemExit):  # as above
+    except BaseException:  # as above
         _part()
         raise
     return replace(loaded, model=_OtherRank(loaded.model))
@@ -92,7 +93,7 @@ class _FirstRank:
         try:
             outputs = self._model.infer(batch)
         except BaseException as error:
-            self._gang.end(f"{type(error).__name__}: {error}")
+            self._gang.end(told(error))
             raise
         self._gang.end("")
         return outputs

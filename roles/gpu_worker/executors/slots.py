@@ -86,15 +86,6 @@ class InputSlots:
         with self._lock:
             self._running = None
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor on the host is a view of one of the buffers, which the next batch overwrites."""
-        storage = tensor.untyped_storage().data_ptr()
-        return any(
-            buffer.untyped_storage().data_ptr() == storage
-            for slot in self._slots
-            for buffer in slot.host.values()
-        )
-
     def _fill(self, slot: Slot, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> None:
         slot.parts = ()
         slot.batch_size, slot.rejected = len(rows), rejected

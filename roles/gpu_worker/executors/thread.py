@@ -20,6 +20,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fabric.errors import told
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import (
@@ -239,7 +240,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         assert self._device is not None, "the slice serves"
         try:
             load.steps = self._device.load_beside(load.spec)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  top of process: users' code may raise anything
+        except BaseException as error:  # noqa: BLE001  top of thread: users' code may raise anything
             load.is_over = True
             for event in self._errors(load, error):
                 self.post(event)
@@ -269,7 +270,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                     self._device.unload_model(slice_id, model_id)
                 case _SideLoad():
                     return self._warm(work)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # top of process: users' code may raise anything
+        except BaseException as error:  # noqa: BLE001  top of thread: users' code may raise anything
             if isinstance(work, _SideLoad):
                 self._end_load(work)
             return self._errors(work, error)
@@ -312,7 +313,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
             self.post(LoadBegins(spec.slice_id, model.model_id))
             try:
                 replicas += device.load(replace(spec, models=(model,)))
-            except (Exception, SystemExit) as error:  # noqa: BLE001  top of process: users' code may raise anything
+            except BaseException as error:  # noqa: BLE001  as above
                 reason = device.explain(error)[:REASON_CHARS_MAX]
                 if device.is_broken:
                     return DeviceBroken(reason)
@@ -321,7 +322,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
 
     def _errors(self, work: _Work, error: BaseException) -> list[ExecutorEvent]:
         if self._device is None:  # it could not even be made: torch is not installed
-            event = self._failed(work, f"{type(error).__name__}: {error}")
+            event = self._failed(work, told(error))
         else:
             reason = self._device.explain(error)[:REASON_CHARS_MAX]
             if self._device.is_broken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from collections.abc import Iterator, MutableMapping
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from fabric.clock import Clock
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, told
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import Job, JobRan, Part
@@ -121,9 +122,10 @@ class TorchDevice:
         """Out of memory is said plainly; our own errors need no type in front."""
         if isinstance(error, LoaderError | ConfigError | RankFailed):
             return str(error)
-        text = f"{type(error).__name__}: {error}"
+        text = told(error)
         if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # of a context that is broken too, which is asked next
+                torch.cuda.empty_cache()
             return f"out of memory on the device ({text})"
         if _is_out_of_memory(error):
             return f"out of memory on the host ({text})"
@@ -235,7 +237,7 @@ def _replica(
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # The CPU allocator has no error class of its own.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in told(error)
 
 
 def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:

@@ -39,6 +39,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.common.differ import MemoryOf, Move, Reorganisation, key_of, reorganised
 from roles.config.cluster import ClusterConfig, placed_models
+from roles.config.documents import through_json
 from roles.config.read_config import parse_config
 from roles.scheduler.settings import SchedulerSettings, settings_from
 
@@ -96,8 +97,8 @@ def _digests(sections: Iterable[Mapping[str, Any]]) -> dict[ModelId, int]:
     digests = {}
     for section in sections:
         hosted = {key: value for key, value in section.items() if key not in _NOT_HOSTED}
-        said = json.loads(json.dumps(hosted, default=str))
-        digests[ModelId(section["name"])] = crc32(json.dumps(said, sort_keys=True).encode()) or 1
+        said = json.dumps(through_json(hosted), sort_keys=True)
+        digests[ModelId(section["name"])] = crc32(said.encode()) or 1
     return digests
 
 

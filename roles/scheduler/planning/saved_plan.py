@@ -23,6 +23,7 @@ from fabric.errors import ConfigError
 from fabric.json_files import read_json, write_whole
 from fabric.limits import DOCUMENT_CHARS_MAX
 from fabric.messages import PlanCopy
+from roles.config.documents import through_json
 from roles.runtime.process import log
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.replay_start import settings_of
@@ -64,7 +65,7 @@ class SavedPlan:
         self._carry_over = carry_over
         self._write_file = write_file
         self.failures = 0
-        self.digest = hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
+        self.digest = hashlib.sha256(json.dumps(through_json(document), sort_keys=True).encode()).hexdigest()
         """Of the configuration."""
         self._settled: int | None = None
         self._unwritten: int | None = None

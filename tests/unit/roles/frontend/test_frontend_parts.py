@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fabric.ids import ModelId
+from fabric.link import NamedTensor
 from fabric.messages import SeqRun, Withdraw
 from roles.frontend.admission import budget_left_ms, way_kept_ms
 from roles.frontend.announced_runs import AnnouncedRun, coded
 from roles.frontend.preprocess_times import PreprocessTimes
 from roles.frontend.requests import NEXT, RequestState, RequestTransition
 from roles.frontend.return_margin import ReturnPath, less_return
+from roles.frontend.tensor_lists import kept_row
 from tests.builders import asked, model_info
 
 
@@ -118,3 +121,16 @@ def test_what_is_left_of_a_budget_is_what_its_way_to_us_did_not_take() -> None:
     info = model_info(slo_ms=100.0)
     assert budget_left_ms(asked(late_ms=1.0), info) == 99.0
     assert budget_left_ms(asked(budget_ms=40.0, way_ms=3.0, late_ms=1.0), info) == 39.0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("row_bytes", [16, 1 << 20])
+def test_a_row_that_is_kept_holds_no_more_memory_than_is_counted(rows: int, row_bytes: int) -> None:
+    batch = np.frombuffer(bytes(rows * row_bytes), np.uint8).reshape(rows, row_bytes)
+    (kept,) = kept_row([NamedTensor("y", batch)], rows - 1)
+    assert kept.array.nbytes == row_bytes
+    assert not kept.array.flags.writeable
+    whole = kept.array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    assert whole.nbytes == row_bytes

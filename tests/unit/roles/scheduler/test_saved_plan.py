@@ -47,6 +47,14 @@ def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
     assert kept.is_due(2, clock), "of another core"
 
 
+def test_a_file_is_known_by_what_it_says_however_its_keys_are_written(tmp_path: Path) -> None:
+    """A table's batch sizes may be numbers, texts or some of each: JSON has texts only."""
+    tables: list[dict[str | int, float]] = [{1: 5.0, "2": 6.0}, {"1": 5.0, "2": 6.0}, {2: 6.0, 1: 5.0}]
+    digests = {SavedPlan(tmp_path, "scheduler-0", {"table": table}).digest for table in tables}
+    assert len(digests) == 1
+    assert SavedPlan(tmp_path, "scheduler-0", {"table": {1: 5.0}}).digest not in digests
+
+
 def test_a_plan_that_cannot_be_written_holds_back_no_other(tmp_path: Path) -> None:
     """Else standbys would not be sent a change that an operator has heard is done."""
     clock = HandClock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import sys
@@ -50,6 +51,53 @@ class Echo(Doubler):
 
     def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"x": batch["x"], "half": batch["x"].to(torch.bfloat16)}
+
+
+class KeepsItsOutputs(Doubler):
+    """Answers out of memory that it writes again for each batch: a buffer of its own, and what numpy has of its input."""
+
+    def load(self, device: str) -> None:
+        self.buffer = torch.zeros(64, 3)
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x = batch["x"]
+        twice = torch.mul(x, 2, out=self.buffer[: len(x)])
+        return {"twice": twice, "tail": torch.from_numpy(x.numpy()[:, 1:])}
+
+
+class Untold(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("nobody knows")
+
+
+class RaisesAnything(Doubler):
+    """What its input's number says; 9: outputs without a name."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        match int(batch["x"][0, 0]):
+            case 1:
+                raise asyncio.CancelledError
+            case 2:
+                raise KeyboardInterrupt
+            case 3:
+                raise GeneratorExit
+            case 4:
+                raise Untold
+            case 9:
+                return {9: batch["x"]}  # type: ignore[dict-item]
+        return super().infer(batch)
+
+
+class RaisesNoExceptionInLoad(Doubler):
+    def load(self, device: str) -> None:
+        raise asyncio.CancelledError
+
+
+class RaisesNoTextInLoad(Doubler):
+    def load(self, device: str) -> None:
+        raise Untold
 
 
 class Slow(Doubler):

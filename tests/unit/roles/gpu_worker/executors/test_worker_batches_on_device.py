@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ import torch
 
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId
-from fabric.link import NamedTensor
+from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
@@ -111,6 +112,42 @@ def test_misfits_of_a_staged_batch_are_told_when_it_runs() -> None:
     assert [each.row for each in rejected] == [1]
     model.stage([long])  # nothing fits: left to the run, which says why
     assert model.run_parts([long])[0] == []
+
+
+def test_misfits_are_those_of_the_batch_that_ran_whatever_is_staged_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its slot is free before its answer is made, and the staging thread may be quicker."""
+    model = hosted()
+    long = JobPart(1, [NamedTensor("x", np.zeros(5, np.float32))])
+    misfit, good = [part(1), long, part(2)], [part(5), part(6), part(7)]
+    as_numpy = hosted_module._as_numpy
+    for running, upcoming, answers, misfits in [
+        (misfit, good, [3, 6], [1]),
+        (good, misfit, [15, 18, 21], []),
+        (misfit, misfit, [3, 6], [1]),
+    ]:
+
+        def staged_meanwhile(output: torch.Tensor, upcoming: Sequence[JobPart] = upcoming) -> Tensor:
+            model.stage(upcoming)
+            return as_numpy(output)
+
+        monkeypatch.setattr(hosted_module, "_as_numpy", staged_meanwhile)
+        outputs, rejected = model.run_parts(running)
+        assert by_name(outputs)["total"].tolist() == answers
+        assert [each.row for each in rejected] == misfits
+
+
+@pytest.mark.parametrize("name", ["Echo", "KeepsItsOutputs", "PrePost"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_answer_is_not_changed_by_the_batches_after_it(name: str, size: int) -> None:
+    model = hosted(name)
+    answers = [model.run_parts([part(*[float(turn)] * size)])[0] for turn in range(4)]
+    alone = [hosted(name).run_parts([part(*[float(turn)] * size)])[0] for turn in range(4)]
+    for together, own in zip(answers, alone, strict=True):
+        assert {one.name: one.array.tolist() for one in together} == {
+            one.name: one.array.tolist() for one in own
+        }
 
 
 @pytest.fixture

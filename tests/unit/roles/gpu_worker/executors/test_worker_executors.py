@@ -311,9 +311,34 @@ def test_what_a_model_raises_ends_its_batch_and_not_the_thread() -> None:
         executor.close()
 
 
+def test_whatever_a_model_raises_ends_its_batch_and_not_the_thread() -> None:
+    """What is no Exception, what has no text, and outputs whose name is no text, which nobody could send."""
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
+    try:
+        executor.load(user_slice("RaisesAnything"))
+        assert isinstance(wait_for(executor)[0], Loaded)
+        for batch_id in (1, 2, 3, 4, 9, 5):
+            executor.run(job(batch_id, batch_id=batch_id), 0.0)
+        *failed, good = wait_for(executor, 6)
+        reasons = [event.reason for event in failed if isinstance(event, RunFailed)]
+        assert reasons == [
+            "CancelledError: ",
+            "KeyboardInterrupt: ",
+            "GeneratorExit: ",
+            "Untold",
+            reasons[4],
+        ]
+        assert "must name its outputs by texts, not 9" in reasons[4]
+        assert isinstance(good, JobRan)
+    finally:
+        executor.close()
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
+        (user_slice("RaisesNoExceptionInLoad"), "CancelledError"),
+        (user_slice("RaisesNoTextInLoad"), "Untold"),
         (user_slice("RaisesInLoad"), "RuntimeError: no weights today"),
         (user_slice("NoExample"), "no method 'example'"),
         (slice_spec(device="cpu"), "has no loader"),
