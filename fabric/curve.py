@@ -55,8 +55,10 @@ class LinkAccess:
     keyring: Keyring
     kinds: frozenset[str] = frozenset()
     names: bool = False
-    refused: int = 0
-    """Connections and messages that a key did not cover."""
+    refused_by_link: int = 0
+    """Messages that a key did not cover, and connections of who has none."""
+    refused_by_authenticator: int = 0
+    """Connections of a key that may not connect; apart, as two threads that add to one number lose some."""
     _domain: str = field(init=False)
     _asked_by: Authenticator | None = field(init=False, default=None)
     _tries: dict[str, int] = field(init=False, default_factory=dict)
@@ -67,6 +69,11 @@ class LinkAccess:
     def __post_init__(self) -> None:
         self._domain = f"{next(_serial)}"
         self._changes = self.keyring.changes
+
+    @property
+    def refused(self) -> int:
+        """Connections and messages that a key did not cover."""
+        return self.refused_by_link + self.refused_by_authenticator
 
     def listen(self, socket: zmq.Socket[bytes]) -> None:
         """Before it is bound to a TCP address: what it is bound to from now on takes keys only."""
@@ -139,12 +146,12 @@ class LinkAccess:
             return None  # by TCP nobody gets here without a key
         principal = self.keyring.principal_of(public)
         if principal is None or kind_of(principal) not in self.kinds:
-            self.refused += 1
+            self.refused_by_link += 1
             self._hang_up(descriptor)
             raise RemoteProtocolError("its key is not trusted here", "revoked")
         self._spoke_by[descriptor] = public
         if self.names and not may_be_called(principal, peer):
-            self.refused += 1
+            self.refused_by_link += 1
             raise RemoteProtocolError(f"{principal} is not called {peer}", "not its name")
         return Speaker(public, principal)
 
@@ -166,14 +173,14 @@ class LinkAccess:
             and slice_id is not None
             and principal_of_receiver(slice_id) != principal
         ):
-            self.refused += 1
+            self.refused_by_link += 1
             raise RemoteProtocolError(f"{slice_id} is not of {principal}", "not its own")
 
     def callback(self, domain: str, key: bytes) -> bool:
         """The authenticator asks, on its thread, whether that key may connect."""
         del domain
         is_allowed = self.lets_in(key.decode("ascii", "replace"))
-        self.refused += not is_allowed
+        self.refused_by_authenticator += not is_allowed
         return is_allowed
 
 

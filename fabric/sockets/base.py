@@ -423,7 +423,7 @@ class ListeningLink(SocketLink):
         if self._socket.closed:
             return
         if self._guard is not None:
-            self._guard.refused += self._connections.count_failed()
+            self._guard.refused_by_link += self._connections.count_failed()
         for descriptor in self._connections.ended():
             self._connection_ended(descriptor)
 

@@ -117,6 +117,21 @@ def test_a_key_gets_in_and_the_answer_comes_back(
     assert guard.refused == 0
 
 
+def test_whoever_is_refused_while_the_link_counts_is_counted_too(
+    control: tuple[RouterLink, LinkAccess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are judged on another thread, which may run at any moment."""
+    router, guard = control
+
+    def one_failed() -> int:
+        assert not guard.callback("", b"nobody's")
+        return 1
+
+    monkeypatch.setattr(router._connections, "count_failed", one_failed)
+    for looks in (1, 2, 3):
+        assert router.counters["keys_refused"] == 2 * looks
+
+
 def test_strangers_get_nothing_in_and_are_counted(
     folder: Path, control: tuple[RouterLink, LinkAccess], opened: Opened, tmp_path: Path
 ) -> None:
