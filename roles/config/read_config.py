@@ -129,6 +129,8 @@ def parse_config(
         return _cluster_config(read, document, base_dir, source)
     except (ConfigError, ProfileError) as error:
         raise ConfigError(f"{source}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: something in it is nested too deeply, perhaps within itself") from error
 
 
 def _complaint(document: Any) -> str:

@@ -164,7 +164,7 @@ def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -
 
 
 def bound_rps(question: Question) -> float:
-    """No schedule carries more: each request takes at least its part of the largest batch within the SLO."""
+    """No schedule carries more: each request takes at least its part of the batch within the SLO in which that is least."""
     settings, config = question.settings, question.config
     asked = [(model.model_id, model.model_id, model.slo_ms, 1.0) for model in config.models]
     asked += [
@@ -178,10 +178,12 @@ def bound_rps(question: Question) -> float:
         if not rate_rps or not demand:
             continue
         fraction = demand * rate_rps / question.total_rps
+        if not fraction:  # of a rate so far below the others that no number is so small
+            continue
         each_ms = [
-            (model.interval_ms or model.exec_ms)[size - 1] / size
+            min((model.interval_ms or model.exec_ms)[size - 1] / size for size in range(1, largest + 1))
             for model in _hosted(settings, model_id)
-            for size in (max(1, largest_batch(model.exec_ms, slo_ms)),)
+            for largest in (max(1, largest_batch(model.exec_ms, slo_ms)),)
         ]
         work_ms += fraction * min(each_ms)
         bound = min(bound, sum(1000 / ms for ms in each_ms) / fraction)

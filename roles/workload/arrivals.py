@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,6 +224,9 @@ class _Rate:
         return at_ms
 
 
+PERIOD_MS_MIN: Final = 1e-6  # a trace that repeats sooner is played more often than can be counted
+
+
 def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
     """Read recorded arrivals: CSV with header ``at_ms``, then ``model`` and ``priority`` as wanted, ascending from 0 on.
 
@@ -272,6 +276,10 @@ def read_trace(path: Path, model_ids: Sequence[ModelId]) -> Trace:
         raise ConfigError(f"{path}: the trace cannot be read: {error}") from error
     _check_heard(path, {model_id: len(row) for model_id, row in rows.items()}, count)
     period_ms = last_ms + (last_ms - first_ms) / max(1, count - 1)
+    if 0 < period_ms < PERIOD_MS_MIN:
+        raise ConfigError(
+            f"{path}: all of it is played in {period_ms:g} ms; it must take at least {PERIOD_MS_MIN:g} ms, or be at 0"
+        )
     moments = {
         model_id: np.array([at_ms for at_ms, _ in row], dtype=np.float64) for model_id, row in rows.items()
     }

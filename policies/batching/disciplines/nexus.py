@@ -169,4 +169,7 @@ class Nexus(Baseline):
         self._routes.setdefault(state.model_id, []).append((slice_, turn))
 
 
-REGISTERED: Final = Registered({"epoch_s": Number(10.0)}, lambda options: Nexus(epoch_s=options["epoch_s"]))
+REGISTERED: Final = Registered(
+    {"epoch_s": Number(10.0, minimum=0.01, is_minimum_allowed=True)},
+    lambda options: Nexus(epoch_s=options["epoch_s"]),
+)

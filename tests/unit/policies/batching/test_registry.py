@@ -35,7 +35,7 @@ def test_each_call_makes_a_fresh_one() -> None:
         ("timeout", {"slo_percent": 101}, "at most 100"),
         ("fixed", {"batch": 0}, "at least 1"),
         ("fixed", {"batch": 2.5}, "whole number"),
-        ("nexus", {"epoch_s": 0}, "over 0"),
+        ("nexus", {"epoch_s": 1e-9}, "at least 0.01"),
         ("shepherd", {"preempt_ratio": 0.5}, "over 1"),
     ],
 )

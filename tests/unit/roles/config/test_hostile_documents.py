@@ -132,6 +132,26 @@ def test_a_file_is_a_configuration_or_an_error_of_one_line(
     check_refusals(tmp_path / name, documents(), load_config)
 
 
+@pytest.mark.parametrize(
+    "within_itself",
+    [
+        GOOD.replace("{alpha_ms: 1, beta_ms: 1}", "&p {by_type: {x: *p}}"),
+        GOOD.replace("{alpha_ms: 1, beta_ms: 1}", "&p {ref: *p}"),
+        GOOD.replace("profile:", "loader: &l {zoo: transformers, config: *l}, profile:"),
+        "&m [*m]",
+        f"{GOOD}\nplacement: &p {{given: *p}}",
+        f"{GOOD}\nbatching: &b {{fixed: *b}}",
+        f"{GOOD}\ndeploy: &d {{env: *d}}",
+    ],
+)
+def test_what_holds_itself_is_an_error_of_one_line(tmp_path: Path, within_itself: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"models: {within_itself}\ncluster: {{gpus: 1}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as told:
+        load_config(file)
+    assert len(str(told.value).splitlines()) == 1
+
+
 def test_so_it_is_where_the_command_line_says_something_else(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("at_ms,model\n1,a\n", encoding="utf-8")

@@ -70,6 +70,26 @@ def test_progress_goes_from_0_to_1() -> None:
     assert seen == sorted(seen)
 
 
+@pytest.mark.parametrize(
+    ("table", "best_ms"),
+    [
+        ({1: 10, 2: 40}, 10.0),
+        ({1: 10, 2: 11, 3: 60}, 5.5),
+        ({1: 10, 2: 11, 3: 12}, 4.0),
+        ({1: 10, 2: 500}, 10.0),
+    ],
+)
+def test_no_rate_that_a_gpu_carries_is_over_the_bound(table: dict[int, float], best_ms: float) -> None:
+    """Where run times rise faster than batches the largest one is not the cheapest; one over the SLO is none."""
+    asked = question({"name": "m", "slo_ms": 100, "rate_rps": 50, "profile": {"table": table}})
+    assert bound_rps(asked) == pytest.approx(1000 / best_ms)
+
+
+def test_a_rate_that_is_nothing_beside_another_bounds_nothing() -> None:
+    asked = question({**RESNET, "rate_rps": 1e-318}, {**BERT, "rate_rps": 1e6})
+    assert 0 < bound_rps(asked) < 1000
+
+
 def test_goodput_is_just_under_what_a_gpu_can_do() -> None:
     asked = question(RESNET)
     found = answer(asked)

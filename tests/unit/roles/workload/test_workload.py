@@ -148,6 +148,9 @@ def test_a_trace_is_played_as_recorded_and_repeats_after_one_mean_gap(tmp_path: 
 def test_a_trace_that_repeats_without_end_is_counted_before_it_is_played(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, "at_ms\n0.000001\n"), [A])
     assert ArrivalSource(A, "trace", trace=trace).expected(0.0, 60_000.0) == pytest.approx(6e10)
+    for times in ("0\n1e-320\n", "5e-324\n"):
+        with pytest.raises(ConfigError, match="at least 1e-06 ms, or be at 0"):
+            read_trace(written(tmp_path, f"at_ms\n{times}"), [A])
 
 
 def test_a_trace_of_several_models_gives_each_its_own(tmp_path: Path) -> None:
