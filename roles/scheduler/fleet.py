@@ -350,7 +350,7 @@ class Fleet:
             is_leaving = record.is_leaving and record.incarnation == message.incarnation
             self._serves_no_more(record)
             record.is_leaving = is_leaving
-        self.starts.end(record.spec.slice_id, self.now_ms)
+        self.starts.end(record.spec.slice_id, self.replicas, self.now_ms)
         if not record.is_leaving:
             self.absences.end(record.spec.slice_id, self.now_ms)
         # Of what is new, and of another process, the worker says itself how fast it is.

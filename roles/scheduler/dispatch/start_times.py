@@ -12,7 +12,7 @@ which a busy host may delay; it is expected at once, for `THERE_MS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,12 +66,12 @@ class StartTimes:
         if start.there_since_ms is None:
             start.there_since_ms = now_ms
 
-    def end(self, slice_id: SliceId, now_ms: float) -> None:
-        """It is ready. Nothing is learned where nobody said when it began."""
+    def end(self, slice_id: SliceId, served: Container[ModelId], now_ms: float) -> None:
+        """It is ready. Nothing is learned where nobody said when it began, nor of models that were removed meanwhile."""
         start = self._pop(slice_id)
         if start is not None and start.began_at_ms is not None:
             took_ms = self._took_ms[slice_id] = now_ms - start.began_at_ms
-            self._of_model_ms |= dict.fromkeys(start.models, took_ms)
+            self._of_model_ms |= dict.fromkeys((one for one in start.models if one in served), took_ms)
             self._slowest_ms.clear()
 
     def may_take_ms(self, slice_id: SliceId) -> float:

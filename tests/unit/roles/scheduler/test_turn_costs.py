@@ -37,7 +37,7 @@ def test_a_model_is_looked_for_among_its_own_starts_alone(*, is_shared: bool, ha
         for k, of_one in enumerate(hosted):
             if has_started:
                 starts.begin(SliceId(f"first-{k}"), of_one, 0.0)
-                starts.end(SliceId(f"first-{k}"), 40.0)
+                starts.end(SliceId(f"first-{k}"), models, 40.0)
             starts.begin(SliceId(f"second-{k}"), of_one, 100.0)
         CountedId.looked_at = 0
         coming = [starts.coming_in_ms(one, 110.0) for one in models]
