@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.limits import ago_ms
 from fabric.messages import (
+    DesiredSlices,
     Directory,
     FrontendHello,
     FrontendInfo,
@@ -212,9 +213,13 @@ class Fleet:
         """The same of models that they host and that are not served."""
         self._hostings: WeakValueDictionary[tuple[ReplicaInfo, ...], Hosting] = WeakValueDictionary()
 
-    def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
-        """What should exist on a node."""
-        return tuple(record.spec for record in self.slices.values() if record.node_id == node_id)
+    def desired_on(self, node_ids: Iterable[NodeId]) -> dict[NodeId, DesiredSlices]:
+        """What should exist on each of these nodes."""
+        specs: dict[NodeId, list[SliceSpec]] = {node_id: [] for node_id in node_ids}
+        for record in self.slices.values():
+            if record.node_id in specs:
+                specs[record.node_id].append(record.spec)
+        return {node_id: DesiredSlices(self.version, tuple(those)) for node_id, those in specs.items()}
 
     def add_slice(self, record: SliceRecord) -> None:
         """Another slice that should exist."""

@@ -12,7 +12,6 @@ from fabric.ids import ModelId, NodeId, PeerId
 from fabric.messages import (
     AnyMessage,
     ChangedSlice,
-    DesiredSlices,
     HeadSpec,
     ModelSpec,
     NewSlice,
@@ -60,13 +59,14 @@ class Actuator:
         models, self._no_longer_served = self._no_longer_served, {}
         self._actions.extend(self._batches.give_up_unserved(models, now_ms))
         actions, self._actions = self._actions, []
-        if self._updates.is_behind and self._touched:
-            actions.extend(self._updates.publish())
-        for node_id in sorted(self._touched):
-            peer = self._fleet.nodes.get(node_id)
-            if peer is not None:  # else it hears when it says hello
-                actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(node_id))))
-        self._touched.clear()
+        if self._touched:
+            if self._updates.is_behind:
+                actions.extend(self._updates.publish())
+            # A node that is away hears when it says hello.
+            there = sorted(self._touched & self._fleet.nodes.keys())
+            for node_id, desired in self._fleet.desired_on(there).items():
+                actions.append(Send(self._fleet.nodes[node_id], desired))
+            self._touched.clear()
         return actions
 
     def send(self, peer: PeerId, message: AnyMessage) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fabric.ids import ModelId, SliceId
-from fabric.messages import Arrivals, Directory, ModelsAdd, ModelsRemove
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages import Arrivals, DesiredSlices, Directory, ModelsAdd, ModelsRemove
 from roles.scheduler.dispatch.start_times import StartTimes
 from roles.scheduler.fleet import SliceRecord
 from tests.unit.roles.scheduler.test_controller import FRONTEND, OPERATOR, Stage, model, two_nodes
@@ -108,3 +108,19 @@ def test_of_models_that_go_together_everybody_hears_once(how: str) -> None:
     listed = [{one.model_id for one in directory.models}.intersection(names) for directory in told]
     assert listed[-1] == set()
     assert {len(one) for one in listed} <= {0, len(names)}
+
+
+def test_many_nodes_are_told_what_to_host_with_as_few_looks_at_all_slices_as_one() -> None:
+    def walks(count: int) -> int:
+        nodes = [{"host": f"n{k}"} for k in range(count)]
+        stage = Stage(model("a"), nodes=nodes, placement="symphony")
+        fleet = stage.scheduler._fleet
+        fleet.slices = slices = CountedSlices(fleet.slices)
+        stage.is_starting_slow = True
+        stage.sent.clear()
+        stage.hear(OPERATOR, ModelsAdd(1, json.dumps([model("b")])))
+        told = [one.peer for one in stage.sent if isinstance(one.message, DesiredSlices)]
+        assert told == sorted(stage.agent(NodeId(node["host"])) for node in nodes)
+        return slices.walks
+
+    assert walks(1) == walks(8)
