@@ -625,4 +625,6 @@ def objects_within(root: object, is_wanted: Callable[[object], bool]) -> list[An
             pending.extend(one.__closure__ or ())  # type: ignore[attr-defined]
         else:
             pending.extend(gc.get_referents(one))
+            if isinstance(one, dict):
+                pending.extend(one)  # keys that are text are not among them
     return found

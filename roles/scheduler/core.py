@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from fabric.ids import FrontendId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
-    DesiredSlices,
     Done,
     Dropped,
     FrontendHello,
@@ -385,7 +384,7 @@ class SchedulerCore:
         actions.extend(self._slices_down(gone, SliceState.LOST, "its node agent does not know it", now_ms))
         self._slices_changed(now_ms)
         actions.extend(Send(host, self._fleet.directory()) for host in hosts)
-        actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(message.node_id))))
+        actions += (Send(peer, desired) for desired in self._fleet.desired_on([message.node_id]).values())
         return actions
 
     def _on_slice_ready(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
 from fabric.limits import ago_ms
 from fabric.messages import (
+    DesiredSlices,
     Directory,
     FrontendHello,
     FrontendInfo,
@@ -208,11 +209,17 @@ class Fleet:
             self._note_models(record, +1)
         self.replicas = dict.fromkeys(slo_ms, 0)
         """Slices that get batches of each model."""
+        self._replicas_of_others: Counter[ModelId] = Counter()
+        """The same of models that they host and that are not served."""
         self._hostings: WeakValueDictionary[tuple[ReplicaInfo, ...], Hosting] = WeakValueDictionary()
 
-    def specs_of(self, node_id: NodeId) -> tuple[SliceSpec, ...]:
-        """What should exist on a node."""
-        return tuple(record.spec for record in self.slices.values() if record.node_id == node_id)
+    def desired_on(self, node_ids: Iterable[NodeId]) -> dict[NodeId, DesiredSlices]:
+        """What should exist on each of these nodes."""
+        specs: dict[NodeId, list[SliceSpec]] = {node_id: [] for node_id in node_ids}
+        for record in self.slices.values():
+            if record.node_id in specs:
+                specs[record.node_id].append(record.spec)
+        return {node_id: DesiredSlices(self.version, tuple(those)) for node_id, those in specs.items()}
 
     def add_slice(self, record: SliceRecord) -> None:
         """Another slice that should exist."""
@@ -265,7 +272,7 @@ class Fleet:
         if heads:
             self._heads[model_id] = heads
         if model_id not in self.replicas:
-            self.replicas[model_id] = sum(r.served.count(model_id) for r in self.slices.values())
+            self.replicas[model_id] = self._replicas_of_others.pop(model_id, 0)
             if self._hosts_running_once[model_id]:
                 self._runs_once.add(model_id)
         self.version += 1
@@ -280,7 +287,9 @@ class Fleet:
 
     def forget_model(self, model_id: ModelId) -> None:
         """A model is not served any more, whatever still hosts it."""
-        del self._slo_ms[model_id], self.replicas[model_id]
+        del self._slo_ms[model_id]
+        if replicas := self.replicas.pop(model_id):
+            self._replicas_of_others[model_id] = replicas
         self.terms.pop(model_id, None)
         self._heads.pop(model_id, None)
         self._left.pop(model_id, None)
@@ -350,7 +359,7 @@ class Fleet:
             is_leaving = record.is_leaving and record.incarnation == message.incarnation
             self._serves_no_more(record)
             record.is_leaving = is_leaving
-        self.starts.end(record.spec.slice_id, self.now_ms)
+        self.starts.end(record.spec.slice_id, self.replicas, self.now_ms)
         if not record.is_leaving:
             self.absences.end(record.spec.slice_id, self.now_ms)
         # Of what is new, and of another process, the worker says itself how fast it is.
@@ -590,6 +599,10 @@ class Fleet:
         for model_id in record.served:
             if model_id in self.replicas:
                 self.replicas[model_id] += step
+            else:
+                self._replicas_of_others[model_id] += step
+                if not self._replicas_of_others[model_id]:
+                    del self._replicas_of_others[model_id]
 
 
 def _reason_of(left_out: Iterable[LeftOut]) -> str:

@@ -12,7 +12,7 @@ which a busy host may delay; it is expected at once, for `THERE_MS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,29 +41,38 @@ class StartTimes:
 
     def __init__(self) -> None:
         self._under_way: dict[SliceId, _Start] = {}
+        self._with_model: dict[ModelId, dict[SliceId, _Start]] = {}
+        """The same by model: every directory asks it of each one that nothing serves."""
         self._took_ms: dict[SliceId, float] = {}
         self._of_model_ms: dict[ModelId, float] = {}
+        self._slowest_ms: dict[SliceId, float | None] = {}
+        """Of the models of those under way, until more is known of any: each of its models asks a start for it."""
 
     def begin(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
         """It starts, now."""
-        self._under_way[slice_id] = _Start(tuple(models), now_ms)
+        self._pop(slice_id)
+        self._put(slice_id, models, now_ms)
 
     def expect(self, slice_id: SliceId, models: Iterable[ModelId], begins_at_ms: float) -> None:
         """It will start, then at the earliest."""
-        self._under_way.setdefault(slice_id, _Start(tuple(models), begins_at_ms, has_begun=False))
+        if slice_id not in self._under_way:
+            self._put(slice_id, models, begins_at_ms, has_begun=False)
 
     def there(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
         """Its agent says that it is ready, for the first time if it does so again."""
-        start = self._under_way.setdefault(slice_id, _Start(tuple(models), None))
+        if slice_id not in self._under_way:
+            self._put(slice_id, models, None)
+        start = self._under_way[slice_id]
         if start.there_since_ms is None:
             start.there_since_ms = now_ms
 
-    def end(self, slice_id: SliceId, now_ms: float) -> None:
-        """It is ready. Nothing is learned where nobody said when it began."""
-        start = self._under_way.pop(slice_id, None)
+    def end(self, slice_id: SliceId, served: Container[ModelId], now_ms: float) -> None:
+        """It is ready. Nothing is learned where nobody said when it began, nor of models that were removed meanwhile."""
+        start = self._pop(slice_id)
         if start is not None and start.began_at_ms is not None:
             took_ms = self._took_ms[slice_id] = now_ms - start.began_at_ms
-            self._of_model_ms |= dict.fromkeys(start.models, took_ms)
+            self._of_model_ms |= dict.fromkeys((one for one in start.models if one in served), took_ms)
+            self._slowest_ms.clear()
 
     def may_take_ms(self, slice_id: SliceId) -> float:
         """The longest that it is waited for when it starts once more; 0: it never did."""
@@ -72,7 +81,7 @@ class StartTimes:
 
     def cancel(self, slice_id: SliceId) -> bool:
         """It does not start any more, for all that is known; False: it did not anyway."""
-        return self._under_way.pop(slice_id, None) is not None
+        return self._pop(slice_id) is not None
 
     def forget(self, slice_id: SliceId) -> None:
         """There is no such slice any more."""
@@ -82,6 +91,7 @@ class StartTimes:
     def forget_model(self, model_id: ModelId) -> None:
         """There is no such model any more."""
         self._of_model_ms.pop(model_id, None)
+        self._slowest_ms.clear()
 
     def coming_at_ms(self, model_id: ModelId, now_ms: float) -> float:
         """When the first slice that starts with that model will be ready, not before now; never: none is expected."""
@@ -94,12 +104,33 @@ class StartTimes:
             return None
         return 0.0 if is_late else min(coming_at_ms - now_ms, DURATION_MAX_MS)
 
+    def _put(
+        self,
+        slice_id: SliceId,
+        models: Iterable[ModelId],
+        began_at_ms: float | None,
+        *,
+        has_begun: bool = True,
+    ) -> None:
+        start = self._under_way[slice_id] = _Start(tuple(dict.fromkeys(models)), began_at_ms, has_begun)
+        for model_id in start.models:
+            self._with_model.setdefault(model_id, {})[slice_id] = start
+
+    def _pop(self, slice_id: SliceId) -> _Start | None:
+        start = self._under_way.pop(slice_id, None)
+        self._slowest_ms.pop(slice_id, None)
+        for model_id in () if start is None else start.models:
+            its = self._with_model[model_id]
+            del its[slice_id]
+            if not its:
+                del self._with_model[model_id]
+        return start
+
     def _soonest(self, model_id: ModelId, now_ms: float) -> tuple[float, bool]:
         """When, and whether it is late."""
         its = (
             self._ready_at_ms(slice_id, start, now_ms)
-            for slice_id, start in self._under_way.items()
-            if model_id in start.models
+            for slice_id, start in self._with_model.get(model_id, {}).items()
         )
         return min(its, default=(NEVER_MS, False))
 
@@ -110,8 +141,7 @@ class StartTimes:
             return NEVER_MS, False
         takes_ms = self._took_ms.get(slice_id)
         if takes_ms is None:
-            known = [self._of_model_ms.get(model_id) for model_id in start.models]
-            takes_ms = max((one for one in known if one is not None), default=None)
+            takes_ms = self._slowest_of_ms(slice_id, start)
         if takes_ms is None:
             return NEVER_MS, False
         began_at_ms = start.began_at_ms if start.has_begun else max(now_ms, start.began_at_ms)
@@ -119,6 +149,12 @@ class StartTimes:
         if taken_ms > _longest_ms(takes_ms):
             return now_ms + taken_ms, True
         return max(now_ms, began_at_ms + takes_ms), False
+
+    def _slowest_of_ms(self, slice_id: SliceId, start: _Start) -> float | None:
+        if slice_id not in self._slowest_ms:
+            known = [self._of_model_ms.get(model_id) for model_id in start.models]
+            self._slowest_ms[slice_id] = max((one for one in known if one is not None), default=None)
+        return self._slowest_ms[slice_id]
 
 
 def _longest_ms(takes_ms: float) -> float:

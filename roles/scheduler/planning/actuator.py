@@ -5,14 +5,15 @@ Each step leaves the scheduler consistent; messages are gathered until `take`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Set as AbstractSet
 
 from fabric.ids import ModelId, NodeId, PeerId
 from fabric.messages import (
     AnyMessage,
     ChangedSlice,
-    DesiredSlices,
     HeadSpec,
+    ModelSpec,
     NewSlice,
     ReplicaHint,
     SliceSpec,
@@ -58,13 +59,14 @@ class Actuator:
         models, self._no_longer_served = self._no_longer_served, {}
         self._actions.extend(self._batches.give_up_unserved(models, now_ms))
         actions, self._actions = self._actions, []
-        if self._updates.is_behind and self._touched:
-            actions.extend(self._updates.publish())
-        for node_id in sorted(self._touched):
-            peer = self._fleet.nodes.get(node_id)
-            if peer is not None:  # else it hears when it says hello
-                actions.append(Send(peer, DesiredSlices(self._fleet.version, self._fleet.specs_of(node_id))))
-        self._touched.clear()
+        if self._touched:
+            if self._updates.is_behind:
+                actions.extend(self._updates.publish())
+            # A node that is away hears when it says hello.
+            there = sorted(self._touched & self._fleet.nodes.keys())
+            for node_id, desired in self._fleet.desired_on(there).items():
+                actions.append(Send(self._fleet.nodes[node_id], desired))
+            self._touched.clear()
         return actions
 
     def send(self, peer: PeerId, message: AnyMessage) -> None:
@@ -148,42 +150,54 @@ class Actuator:
 
     # ------------------------------------------------------------ models
 
-    def put_model(
-        self,
-        model_id: ModelId,
-        slo_ms: float,
-        priority: int | None,
-        now_ms: float,
-        heads: tuple[HeadSpec, ...] = (),
-    ) -> None:
-        """Serve a model, or serve it under another SLO or priority (None: as it is), without `heads` with those it has."""
-        if not self._estimates.put_model(model_id, slo_ms, priority):
-            return
-        is_new = model_id not in self._fleet.replicas
-        self._fleet.put_model(model_id, slo_ms, heads)
-        self._updates.note_change(now_ms)
-        self._discipline.add_model(self._estimates.model(model_id), now_ms)
-        if is_new:  # slices that hosted it before it was removed may still be there
-            self._put_hosts(model_id, now_ms)
+    def put_models(self, models: Iterable[tuple[ModelSpec, int]], now_ms: float) -> None:
+        """Serve models with their priorities, or serve them under what is new of them; without heads with those they have."""
+        fresh: set[ModelId] = set()
+        for spec, priority in models:
+            if spec.model_id not in self._fleet.replicas:
+                fresh.add(spec.model_id)
+            self._put_model(spec.model_id, spec.slo_ms, priority, spec.heads, now_ms)
+            self.put_term(spec.model_id, spec.term, now_ms)
+        self._put_hosts(fresh, now_ms)  # slices that hosted them before they were removed may still be there
+
+    def put_slo(self, model_id: ModelId, slo_ms: float, now_ms: float) -> None:
+        """Serve a model that is served, under another SLO."""
+        self._put_model(model_id, slo_ms, None, (), now_ms)
 
     def put_term(self, model_id: ModelId, term: int, now_ms: float) -> None:
         """How often it was moved between shards."""
         if self._fleet.put_term(model_id, term):
             self._updates.note_change(now_ms)
 
-    def remove_model(self, model_id: ModelId, now_ms: float) -> None:
-        """Serve it no more. What waits is refused now, what runs is answered."""
-        refusals = self._batches.retire(model_id, "ModelNotFound", f"model {model_id!r} was removed", now_ms)
-        self._actions.extend(refusals)
-        self._estimates.forget_model(model_id)
-        self._fleet.forget_model(model_id)
-        self._put_hosts(model_id, now_ms)
-        self._actions.extend(self._updates.publish())
+    def remove_models(self, model_ids: Collection[ModelId], now_ms: float) -> None:
+        """Serve them no more. What waits is refused now, what runs is answered. Others hear once, of all of them."""
+        for model_id in model_ids:
+            reason = f"model {model_id!r} was removed"
+            self._actions.extend(self._batches.retire(model_id, "ModelNotFound", reason, now_ms))
+        for model_id in model_ids:
+            self._estimates.forget_model(model_id)
+            self._fleet.forget_model(model_id)
+        self._put_hosts(frozenset(model_ids), now_ms)
+        if self._updates.is_behind:
+            self._actions.extend(self._updates.publish())
 
-    def _put_hosts(self, model_id: ModelId, now_ms: float) -> None:
+    def _put_model(
+        self,
+        model_id: ModelId,
+        slo_ms: float,
+        priority: int | None,
+        heads: tuple[HeadSpec, ...],
+        now_ms: float,
+    ) -> None:
+        if self._estimates.put_model(model_id, slo_ms, priority):
+            self._fleet.put_model(model_id, slo_ms, heads)
+            self._updates.note_change(now_ms)
+            self._discipline.add_model(self._estimates.model(model_id), now_ms)
+
+    def _put_hosts(self, model_ids: AbstractSet[ModelId], now_ms: float) -> None:
+        """Each slice that hosts any of these."""
         for record in self._fleet.slices.values():
-            hosts = any(replica.model_id == model_id for replica in record.replicas)
-            if hosts and record.takes_batches:
+            if record.takes_batches and not record.hosting.exec_ms.keys().isdisjoint(model_ids):
                 self._put(record, now_ms)
 
     def _put(self, record: SliceRecord, now_ms: float) -> None:

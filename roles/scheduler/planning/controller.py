@@ -259,8 +259,8 @@ class Controller:
 
     def _next(self, now_ms: float) -> None:
         if self._is_carried_over and now_ms >= self._rests_until_ms:
-            for model_id in set(self._fleet.replicas) - set(self._desired.model_ids):
-                self._actuator.remove_model(model_id, now_ms)
+            wanted = set(self._desired.model_ids)
+            self._actuator.remove_models([one for one in self._fleet.replicas if one not in wanted], now_ms)
             self._ask("the file has changed", self._desired)
         elif leaving := tuple(filter(self._has_gone, self._desired.model_ids)):
             self._remove(ModelsRemove(0, leaving), self._desired.without(leaving), None, now_ms)
@@ -311,8 +311,9 @@ class Controller:
 
     def _remove(self, change: ModelsRemove, desired: Desired, peer: PeerId | None, now_ms: float) -> None:
         """Their requests are refused from now on, whatever the plan will be."""
-        for model_id in dict.fromkeys(change.model_ids):  # it may name one twice
-            self._actuator.remove_model(model_id, now_ms)
+        model_ids = dict.fromkeys(change.model_ids)  # it may name one twice
+        self._actuator.remove_models(model_ids, now_ms)
+        for model_id in model_ids:
             self._rates.forget(model_id)
         self._desired = desired
         self._ask(_described(change), desired, peer, change)
@@ -412,9 +413,7 @@ class Controller:
         if isinstance(task.change, ModelsAdd):
             task.desired = _with_declared(task.desired, task.change, made)
         self._desired, self._made = task.desired, made
-        for spec, priority in zip(made.models, made.priorities, strict=True):
-            self._actuator.put_model(spec.model_id, spec.slo_ms, int(priority), now_ms, spec.heads)
-            self._actuator.put_term(spec.model_id, spec.term, now_ms)
+        self._actuator.put_models(zip(made.models, map(int, made.priorities), strict=True), now_ms)
         for kept in made.kept:
             record = self._fleet.slices.get(kept.slice_id)
             if record is not None:
@@ -540,14 +539,12 @@ class Controller:
             hosted = {
                 model.model_id for record in self._fleet.slices.values() for model in record.spec.models
             }
-            unplaced = set(_models_of(self._made.unplaced))
-            gone = [model_id for model_id in _names_in(change) if model_id not in hosted | unplaced]
-            for model_id in gone:
-                self._actuator.remove_model(model_id, now_ms)
+            gone = sorted(_names_in(change) - hosted - set(_models_of(self._made.unplaced)))
+            self._actuator.remove_models(gone, now_ms)
             self._desired = self._desired.without(gone)
         elif isinstance(change, ModelSet):
             self._desired = task.before
-            self._actuator.put_model(change.model_id, task.slo_before_ms, None, now_ms)
+            self._actuator.put_slo(change.model_id, task.slo_before_ms, now_ms)
         elif isinstance(change, DrainAsked):
             self._desired = task.before
 

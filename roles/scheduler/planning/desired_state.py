@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -80,16 +80,18 @@ class Desired(Struct, frozen=True):
             case DrainAsked():
                 return self._drained(change)
 
-    def without(self, model_ids: Sequence[ModelId]) -> Desired:
+    def without(self, model_ids: Iterable[ModelId]) -> Desired:
         """The same but for these models."""
+        gone = set(model_ids)
         return replace(
             self,
-            sections=tuple(section for section in self.sections if section["name"] not in model_ids),
-            declared_rps={m: rate for m, rate in self.declared_rps.items() if m not in model_ids},
+            sections=tuple(section for section in self.sections if section["name"] not in gone),
+            declared_rps={m: rate for m, rate in self.declared_rps.items() if m not in gone},
         )
 
     def _removed(self, model_ids: Sequence[ModelId]) -> Desired | ChangeRefused:
-        unknown = [model_id for model_id in model_ids if model_id not in self.model_ids]
+        known = set(self.model_ids)
+        unknown = [model_id for model_id in model_ids if model_id not in known]
         if unknown:
             return self._unknown(unknown[0])
         for application in self.rest.get("applications") or ():

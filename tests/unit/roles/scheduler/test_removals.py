@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fabric.ids import FrontendId, ModelId, NodeId, SliceId
+from fabric.ids import FrontendId, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
     CurrentSlice,
     Directory,
@@ -19,10 +19,13 @@ from fabric.messages import (
     ModelsRemove,
     PlanAsked,
     PlanMade,
+    ReplicaInfo,
+    SliceReady,
     SliceSpec,
 )
 from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.planning.make_plan import make_plan
+from tests.scheduler_stage import texts_within
 from tests.unit.roles.scheduler import test_controller
 from tests.unit.roles.scheduler.test_controller import (
     FIRST,
@@ -34,7 +37,7 @@ from tests.unit.roles.scheduler.test_controller import (
 )
 from tests.unit.roles.scheduler.test_plan_again import late
 
-B = ModelId("b")
+A, B = ModelId("a"), ModelId("b")
 OTHER_LINE = {"alpha_ms": 1.0, "beta_ms": 50.0, "max_batch": 8}
 BOTH = {"left/gpu0/0": ["a", "b"], "right/gpu0/0": ["a", "b"]}
 
@@ -186,3 +189,19 @@ def test_a_model_that_comes_back_to_a_slice_that_hosts_it_still_runs_once_there(
     fleet.put_model(B, 100.0)
     (info,) = fleet.models()
     assert not info.is_idempotent
+
+
+def test_nothing_is_learned_of_a_model_that_is_removed_while_its_slice_starts() -> None:
+    """It would stay for ever: whatever is known of a model goes when it is removed."""
+    specs = (ModelSpec(A, 100.0, 1), ModelSpec(B, 100.0, 1))
+    record = SliceRecord(SliceSpec(SliceId("s"), 0, "emulated", None, specs), NodeId("left"), 0)
+    fleet = Fleet([record], {A: 100.0, B: 100.0})
+    fleet.slice_starts(record)
+    fleet.forget_model(B)
+    fleet.now_ms = 40.0
+    hosted = tuple(ReplicaInfo(one.model_id, 1, (5.0,)) for one in specs)
+    fleet.slice_ready(PeerId("worker"), SliceReady(SliceId("s"), FIRST, NodeId("left"), 0, (), hosted))
+    assert texts_within(fleet.starts) & {A, B} == {A}
+    fleet.forget_model(A)
+    fleet.forget_slice(record)
+    assert not texts_within(fleet.starts) & {A, B}

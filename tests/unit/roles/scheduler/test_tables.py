@@ -23,7 +23,7 @@ def host(on: Cluster, model_id: ModelId, slice_id: SliceId) -> None:
     """Add a model to what is served, and to what that slice hosts."""
     on.shapes[model_id], on._slo_ms[model_id] = "line", 50.0
     actuator, record = on.core._actuator, on.core._fleet.slices[slice_id]
-    actuator.put_model(model_id, 50.0, 1, on.now_ms)
+    actuator.put_models([(on._model(model_id), 1)], on.now_ms)
     change = ChangedSlice(slice_id, (*record.spec.models, on._model(model_id)), ())
     actuator.widen(record, change, lambda *_: record.order, on.now_ms)
     on.deliver(actuator.take(on.now_ms))
@@ -34,7 +34,7 @@ def host(on: Cluster, model_id: ModelId, slice_id: SliceId) -> None:
 def let_go(on: Cluster, model_id: ModelId, slice_id: SliceId) -> None:
     """Serve it no more, while its batches run."""
     actuator, record = on.core._actuator, on.core._fleet.slices[slice_id]
-    actuator.remove_model(model_id, on.now_ms)
+    actuator.remove_models((model_id,), on.now_ms)
     actuator.leave(record, frozenset({model_id}), on.now_ms)
     on.deliver(actuator.take(on.now_ms))
     on.wait(20.0)

@@ -44,7 +44,7 @@ class Stage:
     def slice_is_ready(self, took_ms: float = 0.0) -> None:
         self.fleet.starts.begin(self.record.spec.slice_id, (), self.now_ms)
         self.run(took_ms)
-        self.fleet.starts.end(self.record.spec.slice_id, self.now_ms)
+        self.fleet.starts.end(self.record.spec.slice_id, (), self.now_ms)
         self.record.state = SliceState.READY
 
     def is_there(self) -> bool:
