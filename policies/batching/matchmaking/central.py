@@ -213,15 +213,15 @@ class Central(Matchmaker):
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[BatchDecision]) -> None:
         """These models have gained or lost a pool: all of them look at it before a slice in it is given away."""
-        states = []
+        states: list[ModelState] = []
         for model_id in sorted(model_ids):
             state = self._models.get(model_id)
-            pools = self._fleet.pools_of(model_id)
-            if state is None or (not state.queue.count and state.classes == pools.keys()):
+            by_class = self._fleet.pools_of(model_id)
+            if state is None or (not state.queue.count and state.classes == by_class.keys()):
                 continue  # its candidates share the lists of pools, and nothing of it waits in one
             states.append(state)
             self._reset(state, now_ms)
-            state.set_pools(pools, self._rule)
+            state.set_pools(by_class, self._rule)
             self._reset(state, now_ms)
         self._is_gathering = True
         for state in states:
