@@ -40,7 +40,7 @@ from fabric.messages import (
     SliceSpec,
     SliceState,
 )
-from policies.batching.base import RequestRun
+from policies.batching.base import HostedModel, RequestRun
 from roles.scheduler.absences import Absences
 from roles.scheduler.dispatch.corrections import SpeedCorrection
 from roles.scheduler.dispatch.start_times import StartTimes
@@ -112,6 +112,8 @@ class SliceRecord:
     """It gets no more batches: its worker is about to end."""
     speeds: dict[ModelId, SpeedCorrection] = field(default_factory=dict)
     """Of the models whose measured run times left their worker's tables."""
+    hosted: tuple[HostedModel, ...] = ()
+    """Its models as the discipline was last told of them."""
     flights: list[Flight] = field(default_factory=list, repr=False)
     """Its batches that have not ended, in the order of their dispatch."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -51,10 +52,14 @@ slices = st.sampled_from(("s0", "s1", "s2"))
 waits = st.sampled_from((0.0, 0.0, 0.25, 1.0, 3.0, 9.0))
 
 
-def _models_on(names: frozenset[str], scale: float) -> tuple[HostedModel, ...]:
-    return tuple(
-        hosted(name, [scale * ms for ms in TABLES[name]], target=3) for name in MODELS if name in names
-    )
+@cache
+def _at(name: str, scale: float) -> HostedModel:
+    return hosted(name, [scale * ms for ms in TABLES[name]], target=3)
+
+
+def _models_on(names: frozenset[str], scaled: frozenset[str], scale: float) -> tuple[HostedModel, ...]:
+    """What is not `scaled` is as it was: corrections change one model of a slice."""
+    return tuple(_at(name, scale if name in scaled else 1.0) for name in MODELS if name in names)
 
 
 @st.composite
@@ -92,11 +97,12 @@ def steps(draw: st.DrawFn) -> Step:
     if kind == "slice":
         name = draw(slices)
         names = draw(st.frozensets(models, min_size=1))
+        scaled = draw(st.one_of(st.just(names), st.frozensets(models)))
         scale = draw(st.sampled_from((1.0, 1.0, 1.02, 1.3, 2.0)))
         return Step(
             wait_ms,
-            f"slice {name} {sorted(names)} x{scale}",
-            lambda stage: stage.slice(name, *_models_on(names, scale), order=int(name[1])),
+            f"slice {name} {sorted(names)}, {sorted(scaled)} x{scale}",
+            lambda stage: stage.slice(name, *_models_on(names, scaled, scale), order=int(name[1])),
         )
     if kind == "unslice":
         name = draw(slices)
@@ -129,7 +135,7 @@ def play(name: str, options: dict[str, Any], script: list[Step]) -> Stage:
     for model in MODELS:
         stage.model(model, SLO_MS[model])
     for order in range(2):
-        stage.slice(f"s{order}", *_models_on(frozenset(MODELS), 1.0), order=order)
+        stage.slice(f"s{order}", *_models_on(frozenset(MODELS), frozenset(), 1.0), order=order)
     for step in script:
         stage.until(stage.now_ms + step.wait_ms)
         step.act(stage)

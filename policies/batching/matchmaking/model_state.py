@@ -85,6 +85,11 @@ class ModelState:
         self.sole = self.candidates[0] if len(self.candidates) == 1 else None
         self.alone_ms = min(candidate.cost[1] for candidate in self.candidates)
 
+    @property
+    def classes(self) -> set[SpeedClass]:
+        """Of its candidates."""
+        return {candidate.class_ for candidate in self.candidates}
+
     def refresh_rate(self, now_ms: float) -> None:
         """Take over the rate if a sample was completed since."""
         rate_rps = self.rate.rate_rps(now_ms)

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, Protocol, TypeVar
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import NEVER_MS
+from policies.batching.base import NEVER_MS, HostedModel
 from policies.batching.batch_moments import Table
 from policies.batching.matchmaking.speed_classes import SpeedClass
 from policies.batching.timers import ENTRIES_MAX
@@ -30,7 +30,7 @@ _GONE_MAX = 16  # more than the slices that are there, and the heaps are worth c
 
 
 class Slice:
-    """What is known of one slice. `tables`: the run times of the models it hosts, its own ones.
+    """What is known of one slice. `hosted`: as it was given; `tables`: the run times of the models it hosts, its own ones.
 
     Of a pipeline `intervals` say when it can start the next batch (`HostedModel`), and `at_once` how many it runs at a time.
 
@@ -40,6 +40,7 @@ class Slice:
     __slots__ = (
         "at_once",
         "free_at_ms",
+        "hosted",
         "intervals",
         "is_idle",
         "is_listed",
@@ -54,6 +55,7 @@ class Slice:
     ) -> None:
         self.slice_id = slice_id
         self.order = order
+        self.hosted: tuple[HostedModel, ...] = ()
         self.tables = tables
         self.intervals: dict[ModelId, Sequence[float]] = {}
         self.at_once = 1.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import BatchSlice, HostedModel
@@ -40,31 +42,37 @@ class SlicePools:
         return self._by_model.get(model_id, {})
 
     def put(self, given: BatchSlice) -> set[ModelId]:
-        """Add a slice, or replace it; says which models have other pools than before."""
+        """Add a slice, or replace it; says which models have other pools than before.
+
+        Of a slice that is there only models with other run times are looked at, and they alone have other pools where
+        the slice is the only one of its pool: the pool becomes another one.
+        """
         old = self.slices.get(given.slice_id)
-        free_at_ms = given.free_at_ms
+        kind: _Kind | None = None
         if old is not None and old.order >> 32 == given.order:
-            tables = _tables_if_it_may_stay(old, given)
-            if tables is not None:
-                assert old.pool is not None
-                old.tables = tables
+            kind = self._corrected(old, given.hosted)
+            pool = old.pool
+            assert pool is not None
+            if kind is not None and (
+                kind[0] == pool.classes or (pool.size == 1 and kind[0] not in self._pools)
+            ):
+                old.hosted, old.tables = given.hosted, kind[1]
                 if old.intervals:
                     old.intervals = _intervals(given.hosted)
-                old.pool.free_from(old, free_at_ms)
-                return set()
+                pool.free_from(old, given.free_at_ms)
+                return set() if kind[0] == pool.classes else self._become(pool, kind[0], given.slice_id)
         touched = self.drop(given.slice_id)
-        classes, tables = self._kind(given.hosted)
+        classes, tables = kind or self._kind(given)
         pool = self._pools.get(classes)
         if pool is None:
             pool = self._open(classes)
             touched |= {class_.model_id for class_ in classes}
         self._serial += 1
-        slice_ = Slice(given.slice_id, (given.order << 32) + self._serial, tables, free_at_ms)
+        slice_ = Slice(given.slice_id, (given.order << 32) + self._serial, tables, given.free_at_ms)
+        slice_.hosted = given.hosted
         slice_.intervals = _intervals(given.hosted)
         slice_.at_once = _at_once(given.hosted)
         self.slices[given.slice_id] = slice_
-        self._kind_of[given.slice_id] = id(given.hosted)
-        self._slices_of[id(given.hosted)] += 1
         pool.join(slice_)
         return touched
 
@@ -73,15 +81,40 @@ class SlicePools:
         slice_ = self.slices.pop(slice_id, None)
         if slice_ is None or slice_.pool is None:
             return set()
-        kind = self._kind_of.pop(slice_id)
-        self._slices_of[kind] -= 1
-        if not self._slices_of[kind]:
-            del self._slices_of[kind], self._kinds[kind]
+        self._forget_kind(slice_id)
         pool = slice_.pool
         pool.leave(slice_)
         return set() if pool.size else self._close(pool)
 
-    def _kind(self, hosted: tuple[HostedModel, ...]) -> _Kind:
+    def _corrected(self, old: Slice, hosted: tuple[HostedModel, ...]) -> _Kind | None:
+        """What becomes of a slice whose models have other run times; None: it hosts others, or these as another slice does."""
+        pool = old.pool
+        assert pool is not None
+        if hosted is old.hosted:
+            return pool.classes, old.tables
+        if len(hosted) != len(old.hosted) or id(hosted) in self._kinds:
+            return None
+        classes, tables = list(pool.classes), dict(old.tables)
+        for former, model in zip(old.hosted, hosted, strict=True):
+            model_id = model.model_id
+            if model_id != former.model_id:
+                return None
+            if model.exec_ms is former.exec_ms:
+                continue
+            place = bisect_left(classes, model_id, key=attrgetter("model_id"))
+            class_ = classes[place]
+            table = exec_table(model.exec_ms)
+            if _may_stay(table, class_.table):
+                tables[model_id] = class_.table if table == class_.table else table
+                continue
+            going = class_ if pool.size == 1 and class_.pools == 1 else None
+            classes[place], tables[model_id] = self._classes[model_id].classify(model.exec_ms, going)
+        return tuple(classes), tables
+
+    def _kind(self, given: BatchSlice) -> _Kind:
+        hosted = given.hosted
+        self._kind_of[given.slice_id] = id(hosted)
+        self._slices_of[id(hosted)] += 1
         known = self._kinds.get(id(hosted))
         if known is not None:
             return known[1]
@@ -95,41 +128,56 @@ class SlicePools:
         self._kinds[id(hosted)] = (hosted, kind)
         return kind
 
+    def _forget_kind(self, slice_id: SliceId) -> None:
+        kind = self._kind_of.pop(slice_id, None)
+        if kind is not None:
+            self._slices_of[kind] -= 1
+            if not self._slices_of[kind]:
+                del self._slices_of[kind], self._kinds[kind]
+
     def _open(self, classes: tuple[SpeedClass, ...]) -> Pool[Candidate]:
         pool = self._pools[classes] = Pool(classes, is_lowest=self._is_lowest)
         for class_ in classes:
-            self._classes[class_.model_id].keep(class_)
-            self._by_model.setdefault(class_.model_id, {}).setdefault(class_, []).append(pool)
+            self._host(pool, class_)
         return pool
+
+    def _become(
+        self, pool: Pool[Candidate], classes: tuple[SpeedClass, ...], slice_id: SliceId
+    ) -> set[ModelId]:
+        """A pool's only slice has other classes now; says which models have."""
+        self._forget_kind(slice_id)
+        moved = [pair for pair in zip(classes, pool.classes, strict=True) if pair[0] is not pair[1]]
+        del self._pools[pool.classes]
+        pool.classes, self._pools[classes] = classes, pool
+        for class_, former in moved:
+            self._host(pool, class_)
+            self._host_no_more(pool, former)
+        return {class_.model_id for class_, _ in moved}
 
     def _close(self, pool: Pool[Candidate]) -> set[ModelId]:
         del self._pools[pool.classes]
         for class_ in pool.classes:
-            by_class = self._by_model[class_.model_id]
-            by_class[class_].remove(pool)
-            if self._classes[class_.model_id].release(class_):
-                del by_class[class_]
-            if not by_class:  # it is hosted nowhere, and may never come again
-                del self._by_model[class_.model_id], self._classes[class_.model_id]
+            self._host_no_more(pool, class_)
         return {class_.model_id for class_ in pool.classes}
 
+    def _host(self, pool: Pool[Candidate], class_: SpeedClass) -> None:
+        self._classes[class_.model_id].keep(class_)
+        self._by_model.setdefault(class_.model_id, {}).setdefault(class_, []).append(pool)
 
-def _tables_if_it_may_stay(old: Slice, given: BatchSlice) -> dict[ModelId, Table] | None:
-    assert old.pool is not None
-    classes = {class_.model_id: class_ for class_ in old.pool.classes}
-    if classes.keys() != _model_ids(given.hosted):
-        return None
-    tables: dict[ModelId, Table] = {}
-    for model in given.hosted:
-        bound = classes[model.model_id].table
-        table = exec_table(model.exec_ms)
-        if len(table) != len(bound):
-            return None
-        for run_ms, bound_ms in zip(table[1:-1], bound[1:-1], strict=True):
-            if not bound_ms <= run_ms * _STAYS or run_ms > bound_ms:
-                return None
-        tables[model.model_id] = bound if table == bound else table
-    return tables
+    def _host_no_more(self, pool: Pool[Candidate], class_: SpeedClass) -> None:
+        by_class = self._by_model[class_.model_id]
+        by_class[class_].remove(pool)
+        if self._classes[class_.model_id].release(class_):
+            del by_class[class_]
+        if not by_class:  # it is hosted nowhere, and may never come again
+            del self._by_model[class_.model_id], self._classes[class_.model_id]
+
+
+def _may_stay(table: Table, bound: Table) -> bool:
+    return len(table) == len(bound) and all(
+        run_ms <= bound_ms <= run_ms * _STAYS
+        for run_ms, bound_ms in zip(table[1:-1], bound[1:-1], strict=True)
+    )
 
 
 def _intervals(hosted: Iterable[HostedModel]) -> dict[ModelId, Sequence[float]]:
@@ -140,7 +188,3 @@ def _at_once(hosted: Sequence[HostedModel]) -> float:
     """Batches that run on a slice at a time, by its models' single requests: as many as start while one runs."""
     found = [model.exec_ms[0] / model.interval_ms[0] if model.interval_ms else 1.0 for model in hosted]
     return sum(found) / len(found)
-
-
-def _model_ids(hosted: Iterable[HostedModel]) -> set[ModelId]:
-    return {model.model_id for model in hosted}

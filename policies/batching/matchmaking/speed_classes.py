@@ -43,13 +43,16 @@ class SpeedClasses:
         self._model_id = model_id
         self._classes: list[SpeedClass] = []
 
-    def classify(self, exec_ms: Sequence[float]) -> tuple[SpeedClass, Table]:
-        """The class of a table, and the table padded; the class's own list where the two are equal."""
+    def classify(self, exec_ms: Sequence[float], going: SpeedClass | None = None) -> tuple[SpeedClass, Table]:
+        """The class of a table, and the table padded; the class's own list where the two are equal.
+
+        `going`: not this one, its last slice is what is classified.
+        """
         table = exec_table(exec_ms)
         known: list[Table] = []
         for class_ in self._classes:
             reference = class_.reference
-            if any(reference is other for other in known):
+            if class_ is going or any(reference is other for other in known):
                 continue
             known.append(reference)
             step = _step(table, reference)

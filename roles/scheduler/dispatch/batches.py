@@ -89,11 +89,20 @@ class Batches:
             decisions = following or (self._arrive_again(now_ms) if self._again else _NO_DECISIONS)
         return actions
 
-    def offer(self, record: SliceRecord, now_ms: float, free_at_ms: float | None = None) -> list[Send]:
-        """The discipline's picture of a ready slice anew; one that hosts nothing it knows is not in it."""
+    def offer(
+        self,
+        record: SliceRecord,
+        now_ms: float,
+        free_at_ms: float | None = None,
+        corrected: ModelId | None = None,
+    ) -> list[Send]:
+        """The discipline's picture of a ready slice anew; one that hosts nothing it knows is not in it.
+
+        `corrected`: the one model whose l(b) there has changed; None: anything may have.
+        """
         if free_at_ms is None:
             free_at_ms = free_from_ms(record, now_ms)
-        slice_ = self._estimates.slice_(record, free_at_ms)
+        slice_ = self._estimates.slice_(record, free_at_ms, corrected)
         if slice_.hosted:
             return self.carry_out(self._discipline.add_slice(slice_, now_ms), now_ms)
         return self.carry_out(self._discipline.remove_slices((slice_.slice_id,), now_ms), now_ms)
@@ -347,7 +356,7 @@ class Batches:
         if free_at_ms < now_ms:
             free_at_ms = now_ms
         if message.status == "ok" and message.ran and self._learn(message, flight, way_ms, now_ms):
-            following = self.offer(record, now_ms, free_at_ms)
+            following = self.offer(record, now_ms, free_at_ms, flight.model_id)
         else:
             if message.status == "expired" and message.transfer_ms:
                 self._learn_late(message, flight.model_id, way_ms, now_ms)

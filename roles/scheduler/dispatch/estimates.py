@@ -60,17 +60,22 @@ class Estimates:
         self._priorities.pop(model_id, None)
         self._hosted.clear()
 
-    def slice_(self, record: SliceRecord, free_at_ms: float) -> BatchSlice:
-        """The slice, with l(b) as it was measured there."""
+    def slice_(self, record: SliceRecord, free_at_ms: float, corrected: ModelId | None = None) -> BatchSlice:
+        """The slice, with l(b) as it was measured there. `corrected`: since the last time only this model's was replaced."""
+        if corrected is not None:
+            record.hosted = tuple(
+                [one if one.model_id != corrected else _corrected(record, one) for one in record.hosted]
+            )
+            return BatchSlice(record.spec.slice_id, record.order, record.hosted, free_at_ms)
         stays = _not_to_stop(record.spec)
         if record.speeds or record.targets or record.leaving:
-            hosted = self._hosted_models(record, stays)
+            record.hosted = self._hosted_models(record, stays)
         else:
             alike = self._hosted.setdefault(record.hosting, {})
-            hosted = alike.get(stays, ())
-            if not hosted:
-                hosted = alike[stays] = self._hosted_models(record, stays)
-        return BatchSlice(record.spec.slice_id, record.order, hosted, free_at_ms)
+            record.hosted = alike.get(stays, ())
+            if not record.hosted:
+                record.hosted = alike[stays] = self._hosted_models(record, stays)
+        return BatchSlice(record.spec.slice_id, record.order, record.hosted, free_at_ms)
 
     def learn_way(self, model_id: ModelId, way_ms: float, batch_size: int) -> bool:
         """Take what grant and inputs took; True when the model's delay has to be replaced."""
@@ -122,6 +127,11 @@ def _not_to_stop(spec: SliceSpec) -> tuple[ModelId, ...]:
     """
     can_stop = spec.device == "emulated" and not spec.following
     return tuple(model.model_id for model in spec.models if not (can_stop and model.is_idempotent))
+
+
+def _corrected(record: SliceRecord, one: HostedModel) -> HostedModel:
+    replica = next(replica for replica in record.replicas if replica.model_id == one.model_id)
+    return _hosted_model(record, replica, may_stop=one.may_stop)
 
 
 def _hosted_model(record: SliceRecord, replica: ReplicaInfo, *, may_stop: bool) -> HostedModel:

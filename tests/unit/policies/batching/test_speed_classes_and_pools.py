@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+
 import pytest
 
 from fabric.ids import ModelId, SliceId
@@ -122,6 +125,80 @@ def test_a_correction_of_a_few_percent_leaves_the_slice_in_its_pool() -> None:
     slower = [1.02 * ms for ms in table]
     assert fleet.put(batch_slice("s1", hosted("a", slower))) == {"a"}
     assert len(fleet.pools_of(ModelId("a"))) == 2
+
+
+def test_the_correction_of_one_model_leaves_the_others_where_they_are() -> None:
+    fleet = SlicePools(is_lowest=True)
+    table = linear(1, 5, 8)
+    others = [hosted(f"m{number}", table) for number in range(50)]
+    fleet.put(batch_slice("s0", hosted("a", table), *others))
+    pool = fleet.slices[SliceId("s0")].pool
+    before = [dict(fleet.pools_of(one.model_id)) for one in others]
+    slower = linear(2, 10, 8)
+    assert fleet.put(batch_slice("s0", hosted("a", slower), *others)) == {"a"}
+    assert [fleet.pools_of(one.model_id) for one in others] == before
+    ((class_, pools),) = fleet.pools_of(ModelId("a")).items()
+    assert (tuple(class_.table[1:-1]), pools) == (slower, [pool])
+
+
+def test_a_corrected_slice_joins_the_pool_of_those_that_are_like_it() -> None:
+    fleet = SlicePools(is_lowest=True)
+    a, slow, b = hosted("a", linear(1, 5, 8)), hosted("a", linear(2, 10, 8)), hosted("b", linear(1, 5, 8))
+    fleet.put(batch_slice("s0", a, b))
+    fleet.put(batch_slice("s1", slow, b))
+    assert fleet.put(batch_slice("s0", slow, b)) == {"a", "b"}
+    pools = {slice_.pool for slice_ in fleet.slices.values()}
+    assert [pool.size for pool in pools if pool is not None] == [2]
+
+
+def test_what_a_slice_hosted_before_it_was_corrected_is_classified_anew() -> None:
+    fleet = SlicePools(is_lowest=True)
+    given = (hosted("a", linear(1, 5, 8)), hosted("b", linear(1, 5, 8)))
+    fleet.put(BatchSlice(SliceId("s0"), 0, given))
+    fleet.put(batch_slice("s0", hosted("a", linear(2, 10, 8)), given[1]))
+    fleet.put(batch_slice("s1", *given))
+    fleet.put(BatchSlice(SliceId("s2"), 0, given))
+    assert fleet.slices[SliceId("s1")].pool is fleet.slices[SliceId("s2")].pool
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_slices_come_go_and_are_corrected_pools_are_those_that_they_are_in(seed: int) -> None:
+    rng = random.Random(seed)
+    fleet, given = SlicePools(is_lowest=True), dict[str, list[HostedModel]]()
+    tables = {scale: linear(scale, 5 * scale, 4) for scale in (1.0, 1.02, 1.06, 1.3, 2.0)}
+    for _ in range(300):
+        name, what = f"s{rng.randrange(4)}", rng.random()
+        if what < 0.1:
+            fleet.drop(SliceId(name))
+            given.pop(name, None)
+            continue
+        if name not in given or what < 0.2:
+            given[name] = [hosted(one, tables[1.0]) for one in rng.sample("abc", rng.randint(1, 3))]
+        elif what < 0.9:
+            place = rng.randrange(len(given[name]))
+            given[name][place] = hosted(given[name][place].model_id, rng.choice(list(tables.values())))
+        fleet.put(batch_slice(name, *given[name]))
+        pools = {id(slice_.pool): slice_.pool for slice_ in fleet.slices.values()}
+        expected = defaultdict[ModelId, dict[object, list[int]]](lambda: defaultdict(list))
+        for pool in pools.values():
+            assert pool is not None
+            for class_ in pool.classes:
+                expected[class_.model_id][class_].append(id(pool))
+        assert len({pool.classes for pool in pools.values() if pool is not None}) == len(pools)
+        for model in "abc":
+            by_class = fleet.pools_of(ModelId(model))
+            found = {class_: sorted(map(id, its_pools)) for class_, its_pools in by_class.items()}
+            assert found == {class_: sorted(ids) for class_, ids in expected[ModelId(model)].items()}
+            assert all(class_.pools == len(its_pools) for class_, its_pools in by_class.items())
+        for slice_name, models in given.items():
+            slice_ = fleet.slices[SliceId(slice_name)]
+            assert slice_.pool is not None
+            bounds = {class_.model_id: class_.table for class_ in slice_.pool.classes}
+            assert bounds.keys() == {one.model_id for one in models}
+            for one in models:
+                own_ms, bound_ms = slice_.tables[one.model_id][1:-1], bounds[one.model_id][1:-1]
+                assert own_ms == list(one.exec_ms)
+                assert all(own <= bound <= 1.103 * own for own, bound in zip(own_ms, bound_ms, strict=True))
 
 
 def test_a_pool_keeps_nothing_of_slices_that_were_busy_until_further_notice() -> None:

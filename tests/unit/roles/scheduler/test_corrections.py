@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from fabric.ids import ModelId, NodeId, SliceId
+from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.limits import SMALLEST_MS, check
-from fabric.messages import ModelSpec, RehearsalReplica, ReplicaInfo, SliceSpec
+from fabric.messages import (
+    Arrivals,
+    Done,
+    FrontendHello,
+    ModelSpec,
+    RehearsalReplica,
+    ReplicaInfo,
+    RunBatch,
+    SliceReady,
+    SliceSpec,
+)
+from policies.batching.disciplines.tenuto import Tenuto
+from policies.batching.matchmaking.model_state import ModelState
+from policies.batching.matchmaking.speed_classes import SpeedClasses
+from roles.runtime.core import Heard, Tick
+from roles.scheduler.core import SchedulerCore
 from roles.scheduler.dispatch.corrections import FACTOR_MAX, FACTOR_MIN, SpeedCorrection, WayCorrection
 from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.lateness_guard import GUARD_MS_MAX, LatenessGuard
@@ -167,3 +185,47 @@ def test_a_stall_that_no_guard_would_cover_does_not_raise_it() -> None:
     for _ in range(100):
         guard.observe(3.0)
     assert guard.guard_ms <= GUARD_MS_MAX
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_the_correction_of_one_model_leaves_the_others_of_its_slice_alone(
+    slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`slices`: two are alike until one is corrected."""
+    exec_ms = tuple(1.0 * size + 5.0 for size in range(1, 9))
+    models = [ModelId(f"m{number:02}") for number in range(50)]
+    specs = tuple(ModelSpec(model_id, 50.0, 8, None, exec_ms) for model_id in models)
+    node_id, worker, frontend = NodeId("n"), PeerId("worker-n-0/0"), PeerId("frontend-0/0")
+    given = [SliceSpec(SliceId(f"n/gpu{gpu}/0"), gpu, "emulated", None, specs) for gpu in range(slices)]
+    discipline = Tenuto()
+    core = SchedulerCore(SchedulerSettings(specs, tuple((node_id, spec) for spec in given)), discipline)
+    counts = Counter[str]()
+    for owner, name in ((SpeedClasses, "classify"), (ModelState, "set_pools")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), counts, name))
+    core.handle(Heard(frontend, FrontendHello(FrontendId("frontend-0"), Incarnation("0"), ())), 0.0)
+    replicas = tuple(ReplicaInfo(model_id, 8, exec_ms) for model_id in models)
+    for spec in given:
+        ready = SliceReady(spec.slice_id, Incarnation("0"), node_id, spec.gpu, (), replicas)
+        core.handle(Heard(worker, ready), 0.0)
+    for number, times in enumerate((1.5, 1.5, 3.0)):
+        now_ms = 100.0 * (number + 1)
+        core.handle(Tick(), now_ms)
+        sent = core.handle(Heard(frontend, Arrivals(models[7], 8 * number, 8, 50.0)), now_ms)
+        (batch,) = [send.message for send in sent if isinstance(send.message, RunBatch)]
+        before = discipline._slices_given[batch.slice_id].hosted
+        counts.clear()
+        run_ms = times * exec_ms[-1]
+        done = Done(batch.batch_id, batch.slice_id, models[7], "ok", 8, (), 0.0, 0.0, run_ms)
+        core.handle(Heard(worker, done), now_ms + run_ms)
+        after = discipline._slices_given[batch.slice_id].hosted
+        told = [one.model_id for one, former in zip(after, before, strict=True) if one is not former]
+        assert told == [models[7]]
+        assert counts == {"classify": 1, "set_pools": 1}
+
+
+def counted(call: Callable[..., Any], counts: Counter[str], name: str) -> Callable[..., Any]:
+    def counting(*args: Any) -> Any:
+        counts[name] += 1
+        return call(*args)
+
+    return counting
