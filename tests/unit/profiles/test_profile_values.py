@@ -170,7 +170,7 @@ def test_requirements_of_a_batch_that_has_no_run_time_are_left_out(tmp_path: Pat
     assert sorted(read_measured(path).requirements) == [4, 8]
 
 
-ODD = [None, True, 0, -1, 2.5, 4.0, 5e-324, 1e308, math.inf, math.nan, 10**400, "x", [], {}]
+ODD: list[Any] = [None, True, 0, -1, 2.5, 4.0, 5e-324, 1e308, math.inf, math.nan, 10**400, "x", [], {}]
 values = st.recursive(
     st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
