@@ -15,12 +15,19 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from fabric.errors import ProfileError
-from profiles.igniter.performance_model import EstimatedIgniterProfile, read_coefficients, read_hardware
+from profiles.documents import BatchSize, Count, NotNegative, Positive, SharePercent, converted
+from profiles.igniter.performance_model import (
+    Coefficients,
+    EstimatedIgniterProfile,
+    Hardware,
+    read_coefficients,
+    read_hardware,
+)
 from profiles.model import TableProfile
 from profiles.requirements import Requirements, Usage
 
 
-class Subject(Struct, frozen=True):
+class Subject(Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured, on what. `model_hash` is over its weights, or its source where it shows none."""
 
     model: str
@@ -35,53 +42,53 @@ class Subject(Struct, frozen=True):
     """What is missing, and why; which way batches ran."""
 
 
-class Point(Struct, frozen=True):
+class Point(Struct, frozen=True, forbid_unknown_fields=True):
     """One batch size at one share, alone; times in ms with the copies to and from the device.
 
     `low_ms` and `high_ms` are the error bars of an estimate, which has no runs and knows no percentiles: they are
     its run time. None: it was measured.
     """
 
-    share_percent: float
-    batch_size: int
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    runs: int
-    memory_bytes: int
-    power_w: float | None = None
-    frequency_mhz: float | None = None
-    low_ms: float | None = None
-    high_ms: float | None = None
+    share_percent: SharePercent
+    batch_size: BatchSize
+    p50_ms: Positive
+    p95_ms: Positive
+    p99_ms: Positive
+    runs: Count
+    memory_bytes: Count
+    power_w: NotNegative | None = None
+    frequency_mhz: NotNegative | None = None
+    low_ms: NotNegative | None = None
+    high_ms: NotNegative | None = None
 
 
-class KernelRow(Struct, frozen=True):
+class KernelRow(Struct, frozen=True, forbid_unknown_fields=True):
     """Launches of one kernel with one configuration in one batch, together."""
 
     name: str
-    launches: int
-    duration_ms: float
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    registers_per_thread: int
-    shared_bytes: int
-    occupancy_percent: float
-    sm_percent: float
+    launches: Count
+    duration_ms: NotNegative
+    grid: tuple[Count, Count, Count]
+    block: tuple[Count, Count, Count]
+    registers_per_thread: Count
+    shared_bytes: Count
+    occupancy_percent: NotNegative
+    sm_percent: NotNegative
 
 
-class MeasuredProfile(Struct, frozen=True):
+class MeasuredProfile(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that one run of the profiler saw."""
 
     subject: Subject
     points: Sequence[Point]
-    load_bytes: int
-    feedback_bytes: int
-    requirements: Mapping[int, Requirements] = field(default_factory=dict)
-    kernels: Mapping[int, Sequence[KernelRow]] = field(default_factory=dict)
+    load_bytes: Count
+    feedback_bytes: Count
+    requirements: Mapping[BatchSize, Requirements] = field(default_factory=dict)
+    kernels: Mapping[BatchSize, Sequence[KernelRow]] = field(default_factory=dict)
     """By batch size, on the whole device."""
-    igniter: Mapping[str, Mapping[str, float]] | None = None
+    igniter: Mapping[str, Mapping[str, Any]] | None = None
     """`hardware` and `coefficients` under the names of the shipped files."""
-    stages_ms: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    stages_ms: Mapping[Count, tuple[Positive, ...]] = field(default_factory=dict)
     """By the number of stages into which the model was cut: what each takes for one request, without what goes between them."""
 
     @property
@@ -109,7 +116,8 @@ class MeasuredProfile(Struct, frozen=True):
     def profile(self) -> TableProfile | EstimatedIgniterProfile:
         """The profile for planning and emulation.
 
-        A larger batch that was measured faster is taken as slow as the smaller one: run times never fall.
+        A larger batch that was measured faster is taken as slow as the smaller one: run times never fall. What
+        batches need is left out where a share had no memory for them: they have no run time.
         """
         columns: dict[float, dict[int, float]] = {}
         memory: dict[int, float] = {}
@@ -121,17 +129,12 @@ class MeasuredProfile(Struct, frozen=True):
             rising,
             source=self.source,
             memory_by_batch=memory or None,
-            usage=Usage(dict(self.requirements)),
+            usage=Usage({size: needs for size, needs in self.requirements.items() if size <= max(memory)}),
             error=self.error,
         ).with_cuts(self.stages_ms)
         if self.igniter is None:
             return table
-        return EstimatedIgniterProfile(
-            read_hardware(self.igniter["hardware"]),
-            read_coefficients(self.igniter["coefficients"]),
-            self.source,
-            table,
-        ).with_cuts(self.stages_ms)
+        return EstimatedIgniterProfile(*_igniter(self.igniter), self.source, table).with_cuts(self.stages_ms)
 
     def document(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -148,29 +151,20 @@ class MeasuredProfile(Struct, frozen=True):
 
 
 def measured_from(document: Mapping[str, Any]) -> MeasuredProfile:
-    """What `document` gave. Raises ProfileError, KeyError, TypeError or ValueError for anything else."""
-    subject = dict(document["subject"])
-    subject["notes"] = tuple(subject.get("notes", ()))
-    points = [Point(**point) for point in document["points"]]
-    if not points:
-        raise ProfileError("a measured profile has at least one point")
-    return MeasuredProfile(
-        Subject(**subject),
-        points,
-        int(document["load_bytes"]),
-        int(document["feedback_bytes"]),
-        {int(size): Requirements(**needs) for size, needs in document["requirements"].items()},
-        {int(size): [_kernel_row(row) for row in rows] for size, rows in document["kernels"].items()},
-        document["igniter"],
-        {
-            int(count): tuple(float(ms) for ms in stages_ms)
-            for count, stages_ms in document.get("stages_ms", {}).items()
-        },
-    )
+    """What `document` gave. Raises ProfileError for anything else."""
+    found = converted({name: value for name, value in document.items() if name != "version"}, MeasuredProfile)
+    if not found.points:
+        raise ProfileError("points is empty; a measured profile has at least one")
+    if found.igniter is not None:
+        _igniter(found.igniter)
+    return found
 
 
-def _kernel_row(row: Mapping[str, Any]) -> KernelRow:
-    return KernelRow(**{**row, "grid": tuple(row["grid"]), "block": tuple(row["block"])})
+def _igniter(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Hardware, Coefficients]:
+    try:
+        return read_hardware(sections["hardware"]), read_coefficients(sections["coefficients"])
+    except KeyError as error:
+        raise ProfileError(f"igniter has no {error}; it must have hardware and coefficients") from error
 
 
 def _rising(column: Mapping[int, float]) -> dict[int, float]:

@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from fabric.errors import ProfileError
+from profiles.documents import NotNegative
 
 
-class Requirements(Struct, frozen=True):
+class Requirements(Struct, frozen=True, forbid_unknown_fields=True):
     """What a batch of one size needs of a whole GPU, in percent (Usher section 3.2, thesis section 5.3).
 
     None where the source does not say. Memory is the largest amount reserved over the GPU's memory.
     """
 
-    achieved_occupancy_percent: float | None = None
-    weighted_occupancy_percent: float | None = None
-    weighted_sm_percent: float | None = None
-    memory_percent: float | None = None
+    achieved_occupancy_percent: NotNegative | None = None
+    weighted_occupancy_percent: NotNegative | None = None
+    weighted_sm_percent: NotNegative | None = None
+    memory_percent: NotNegative | None = None
 
 
 class Bandwidths(Struct, frozen=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -16,7 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from fabric.errors import ProfileError
+from profiles.documents import BatchSize, NotNegative, Positive, SharePercent, converted
 from profiles.gpu import MIB, gpu_profile
 from profiles.igniter.performance_model import (
     EstimatedIgniterProfile,
@@ -265,10 +267,10 @@ def write_measured(path: Path, measured: MeasuredProfile) -> None:
 def read_measured(path: Path) -> MeasuredProfile:
     """Read what `write_measured` wrote; ProfileError naming the file for anything else."""
     with _named(path):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["version"] != FILE_VERSION:
+        document, version = _versioned(path)
+        if version != FILE_VERSION:
             raise ProfileError(
-                f"{path} has profile version {document['version']}; everything that was seen is in version {FILE_VERSION}"
+                f"has profile version {version}; everything that was seen is in version {FILE_VERSION}"
             )
         return measured_from(document)
 
@@ -276,19 +278,36 @@ def read_measured(path: Path) -> MeasuredProfile:
 def read_profile(path: Path) -> ModelProfile:
     """The profile in a file of any version; ProfileError naming the file for anything else."""
     with _named(path):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        version = document["version"]
+        document, version = _versioned(path)
         if version == FILE_VERSION:
             return measured_from(document).profile()
         if version != OLDER_VERSION:
             raise ProfileError(
-                f"{path} has profile version {version}; this Tenuto reads {OLDER_VERSION} and {FILE_VERSION}"
+                f"has profile version {version}; this Tenuto reads {OLDER_VERSION} and {FILE_VERSION}"
             )
+        older = converted(document, _OlderProfile)
         return TableProfile(
-            {float(share): _numbers(column) for share, column in document["exec_ms"].items()},
-            source=f"{document['source']} ({path.name})",
-            memory_by_batch=_numbers(document["memory_bytes"]),
+            older.exec_ms,
+            source=f"{older.source} ({path.name})",
+            memory_by_batch=older.memory_bytes,
         )
+
+
+class _Versioned(Struct, frozen=True):
+    version: int
+
+
+class _OlderProfile(Struct, frozen=True):
+    """A file of `OLDER_VERSION`."""
+
+    source: str
+    exec_ms: Mapping[SharePercent, Mapping[BatchSize, Positive]]
+    memory_bytes: Mapping[BatchSize, NotNegative]
+
+
+def _versioned(path: Path) -> tuple[Mapping[str, Any], int]:
+    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document, converted(document, _Versioned).version
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
@@ -304,12 +323,7 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProfileError(f"{path} is not a profile: {error!r}") from error
-
-
-def _numbers(column: Mapping[str, float]) -> dict[int, float]:
-    numbers = {int(key): float(value) for key, value in column.items()}
-    if not all(math.isfinite(value) for value in numbers.values()):
-        raise ProfileError("a profile holds finite numbers only")
-    return numbers
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ProfileError(f"{path} is not a profile: {error}") from error

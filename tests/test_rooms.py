@@ -63,6 +63,7 @@ DOORS = {
         "fabric/json_files.py",
         "fabric/keys.py",
         "fabric/messages/",
+        "profiles/documents.py",  # JSON
         "roles/config/read_config.py",
         "roles/config/sections.py",
         "roles/gateway/http/protocol_v2.py",  # JSON

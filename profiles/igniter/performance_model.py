@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from profiles.documents import POSITIVE_MIN, checked_number
 from profiles.model import ModelProfile, TableProfile
 
 BATCH_SIZE_MAX = 32  # the coefficients were fitted over batches 1, 16 and 32
@@ -183,36 +184,36 @@ class EstimatedIgniterProfile(IgniterProfile):
 
 
 def read_hardware(entry: Mapping[str, Any]) -> Hardware:
-    """The `hardware` object of a shipped iGniter file."""
+    """The `hardware` object of a shipped iGniter file. Raises ProfileError where it is none."""
     return Hardware(
-        power_max_w=entry["P_max_power_w"],
-        power_idle_w=entry["p_idle_w"],
-        frequency_max_mhz=entry["F_max_frequency_mhz"],
-        frequency_mhz_per_w=entry["alpha_f_mhz_per_w"],
-        pcie_bytes_per_ms=entry["B_pcie_bytes_per_ms"],
-        sched_ms_per_workload=entry["alpha_sch_ms"],
-        sched_ms_offset=entry["beta_sch_ms"],
-        share_step_percent=entry["r_unit_pct"],
+        power_max_w=checked_number(entry, "P_max_power_w", 0),
+        power_idle_w=checked_number(entry, "p_idle_w", 0),
+        frequency_max_mhz=checked_number(entry, "F_max_frequency_mhz", POSITIVE_MIN),
+        frequency_mhz_per_w=checked_number(entry, "alpha_f_mhz_per_w"),
+        pcie_bytes_per_ms=checked_number(entry, "B_pcie_bytes_per_ms", POSITIVE_MIN),
+        sched_ms_per_workload=checked_number(entry, "alpha_sch_ms"),
+        sched_ms_offset=checked_number(entry, "beta_sch_ms"),
+        share_step_percent=checked_number(entry, "r_unit_pct", POSITIVE_MIN),
     )
 
 
 def read_coefficients(entry: Mapping[str, Any]) -> Coefficients:
-    """One model of `workload_coefficients` in a shipped iGniter file."""
+    """One model of `workload_coefficients` in a shipped iGniter file. Raises ProfileError where it is none."""
     return Coefficients(
-        load_bytes=entry["d_load_bytes"],
-        feedback_bytes=entry["d_feedback_bytes"],
-        kernels=entry["n_k"],
-        sched_ms_per_kernel=entry["k_sch_ms_per_kernel"],
+        load_bytes=checked_number(entry, "d_load_bytes", 0),
+        feedback_bytes=checked_number(entry, "d_feedback_bytes", 0),
+        kernels=checked_number(entry, "n_k", 0),
+        sched_ms_per_kernel=checked_number(entry, "k_sch_ms_per_kernel", 0),
         active=(
-            entry["k1_ms_pct"],
-            entry["k2_ms_pct"],
-            entry["k3_ms_pct"],
-            entry["k4_pct"],
-            entry["k5_ms"],
+            checked_number(entry, "k1_ms_pct"),
+            checked_number(entry, "k2_ms_pct"),
+            checked_number(entry, "k3_ms_pct"),
+            checked_number(entry, "k4_pct"),
+            checked_number(entry, "k5_ms"),
         ),
-        power_w_per_rps=entry["alpha_power_w_per_rps"],
-        power_w=entry["beta_power_w"],
-        cache_percent_per_rps=entry["alpha_cacheutil_pct_per_rps"],
-        cache_percent=entry["beta_cacheutil_pct"],
-        cache_slowdown_per_percent=entry["alpha_cache_per_pct"],
+        power_w_per_rps=checked_number(entry, "alpha_power_w_per_rps"),
+        power_w=checked_number(entry, "beta_power_w"),
+        cache_percent_per_rps=checked_number(entry, "alpha_cacheutil_pct_per_rps"),
+        cache_percent=checked_number(entry, "beta_cacheutil_pct"),
+        cache_slowdown_per_percent=checked_number(entry, "alpha_cache_per_pct"),
     )
