@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The type of somebody else's error and its text; the type alone where its text raises, as a user's class may."""
     name = type(error).__name__
     try:

@@ -72,14 +72,14 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
     are too few descriptors left for what comes with its first socket.
     """
     with naming_descriptors():
-        _see_descriptors(_FIRST_SOCKET_DESCRIPTORS)
+        _check_descriptors(_FIRST_SOCKET_DESCRIPTORS)
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
     atexit.register(made.destroy, linger=0)
     return made
 
 
-def _see_descriptors(count: int) -> None:
+def _check_descriptors(count: int) -> None:
     """Raises OSError where fewer can be opened."""
     taken: list[int] = []
     try:

@@ -211,7 +211,7 @@ class Fleet:
             self._note_models(record, +1)
         self.replicas = dict.fromkeys(slo_ms, 0)
         """Slices that get batches of each model."""
-        self._replicas_of_others: Counter[ModelId] = Counter()
+        self._replicas_of_unserved: Counter[ModelId] = Counter()
         """The same of models that they host and that are not served."""
         self._hostings: WeakValueDictionary[tuple[ReplicaInfo, ...], Hosting] = WeakValueDictionary()
 
@@ -274,7 +274,7 @@ class Fleet:
         if heads:
             self._heads[model_id] = heads
         if model_id not in self.replicas:
-            self.replicas[model_id] = self._replicas_of_others.pop(model_id, 0)
+            self.replicas[model_id] = self._replicas_of_unserved.pop(model_id, 0)
             if self._hosts_running_once[model_id]:
                 self._runs_once.add(model_id)
         self.version += 1
@@ -291,7 +291,7 @@ class Fleet:
         """A model is not served any more, whatever still hosts it."""
         del self._slo_ms[model_id]
         if replicas := self.replicas.pop(model_id):
-            self._replicas_of_others[model_id] = replicas
+            self._replicas_of_unserved[model_id] = replicas
         self.terms.pop(model_id, None)
         self._heads.pop(model_id, None)
         self._left.pop(model_id, None)
@@ -602,9 +602,9 @@ class Fleet:
             if model_id in self.replicas:
                 self.replicas[model_id] += step
             else:
-                self._replicas_of_others[model_id] += step
-                if not self._replicas_of_others[model_id]:
-                    del self._replicas_of_others[model_id]
+                self._replicas_of_unserved[model_id] += step
+                if not self._replicas_of_unserved[model_id]:
+                    del self._replicas_of_unserved[model_id]
 
 
 def _reason_of(left_out: Iterable[LeftOut]) -> str:

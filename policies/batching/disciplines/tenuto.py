@@ -1,6 +1,6 @@
 """Tenuto's own discipline: it holds a batch only while holding pays (ADR 0030).
 
-Deferral with a timeout per model, planned for all models together every 100 ms (`policies/batching/holding.py`). While slices are
+Deferral with a timeout per model, planned for all models together every 100 ms, more rarely where there are over a hundred (`policies/batching/holding.py`). While slices are
 plentiful, models are held as long as saves a whole slice, so that GPUs stay idle and can be released; what is left of the
 last one that is needed is spent on going earlier, so on one GPU with little to do a request goes at once. As far as requests are found to *lose by waiting*, i.e. to be
 dropped, or left behind by a batch that had to wait for a slice, idle slices are worth nothing and slack is: batches
@@ -38,7 +38,7 @@ from policies.registry import Registered
 PLAN_EVERY_MS = 100.0
 PLAN_MS_PER_MODEL = 1.0  # with more than a hundred models less often, as a plan takes longer
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
-_MEMORY = 0.04  # of the newest count: the last 2.5 s
+_MEMORY = 0.04  # of the newest count, a plan every 100 ms: the last 2.5 s
 _NOTHING_MS = 1e-9  # a count that is forgotten
 # Of what was expected: whoever gathers twenty times as many as that is not held anyway
 _OPENING_RATIO_MIN = 0.05
@@ -264,7 +264,9 @@ class Tenuto(Central):
 
     def _plan(self, now_ms: float) -> None:
         """Set every model's hold and target from the rates as they are."""
-        self._plan_at_ms = now_ms + max(PLAN_EVERY_MS, PLAN_MS_PER_MODEL * len(self._counts))
+        every_ms = max(PLAN_EVERY_MS, PLAN_MS_PER_MODEL * len(self._counts))
+        self._plan_at_ms = now_ms + every_ms
+        memory = min(1.0, _MEMORY * every_ms / PLAN_EVERY_MS)
         elapsed_ms = now_ms - self._planned_at_ms
         self._planned_at_ms = now_ms
         if self._is_regrouped:
@@ -276,14 +278,14 @@ class Tenuto(Central):
             all_counts = [self._counts[model_id] for model_id in group.model_ids]
             group.wait_losses.requests = sum(counts.losses.requests for counts in all_counts)
             group.wait_losses.lost = sum(counts.losses.lost for counts in all_counts)
-            mean = group.wait_losses.roll(_MEMORY)
+            mean = group.wait_losses.roll(memory)
             openings_ms = sum(counts.openings_ms for counts in all_counts)
             expected_ms = sum(counts.expected_ms for counts in all_counts)
             opening_ratio = (
                 min(1.0, max(_OPENING_RATIO_MIN, openings_ms / expected_ms)) if expected_ms else 1.0
             )
             for counts in all_counts:
-                counts.roll(_MEMORY)
+                counts.roll(memory)
             asked: list[tuple[ModelState, float]] = []
             for model_id, counts in zip(group.model_ids, all_counts, strict=True):
                 state = self._models[model_id]

@@ -60,7 +60,7 @@ class SlicePools:
                 if old.intervals:
                     old.intervals = _intervals(given.hosted)
                 pool.free_from(old, given.free_at_ms)
-                return set() if kind[0] == pool.classes else self._become(pool, kind[0], given.slice_id)
+                return set() if kind[0] == pool.classes else self._reclassify(pool, kind[0], given.slice_id)
         touched = self.drop(given.slice_id)
         classes, tables = kind or self._kind(given)
         pool = self._pools.get(classes)
@@ -141,7 +141,7 @@ class SlicePools:
             self._host(pool, class_)
         return pool
 
-    def _become(
+    def _reclassify(
         self, pool: Pool[Candidate], classes: tuple[SpeedClass, ...], slice_id: SliceId
     ) -> set[ModelId]:
         """A pool's only slice has other classes now; says which models have."""

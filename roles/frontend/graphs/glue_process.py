@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fabric.clock import MonotonicClock
-from fabric.errors import FabricError, Internal, LocalProtocolError, RequestError, TooLarge, told
+from fabric.errors import FabricError, Internal, LocalProtocolError, RequestError, TooLarge, error_text
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import GlueAsked, GlueMade
 from roles.frontend.graphs.edges import checked_count
@@ -66,7 +66,7 @@ def _made(named: str) -> tuple[str, Any]:
     try:
         return stage, getattr(importlib.import_module(module_name), class_name)()
     except BaseException as error:  # noqa: BLE001  a user's module may raise anything
-        return stage, Internal(f"it cannot be made: {told(error)}")
+        return stage, Internal(f"it cannot be made: {error_text(error)}")
 
 
 def _answer(
@@ -78,7 +78,7 @@ def _answer(
     try:
         given = call(argument, request)
     except BaseException as error:  # as above
-        raise Internal(f"it raised {told(error)}") from error
+        raise Internal(f"it raised {error_text(error)}") from error
     if not isinstance(given, list | tuple):
         raise Internal(f"it gave {_kind(given)}, not a list with the inputs of each request")
     checked_count(len(given), "it")
@@ -112,7 +112,7 @@ def _item(given: object, place: int) -> list[NamedTensor]:
     try:
         return [NamedTensor(name, np.asarray(value)) for name, value in given.items()]
     except BaseException as error:  # as above
-        raise Internal(f"item {place} of what it gave has no arrays: {told(error)}") from error
+        raise Internal(f"item {place} of what it gave has no arrays: {error_text(error)}") from error
 
 
 def _kind(given: object) -> str:

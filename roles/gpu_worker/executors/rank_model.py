@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor, distributed
 
-from fabric.errors import told
+from fabric.errors import error_text
 from fabric.ids import ModelId, SliceId
 from fabric.link import NamedTensor
 from fabric.messages import LoaderSpec
@@ -34,13 +34,12 @@ def load_first_rank(
     try:
         loaded = _load(spec, device, 0, meeting)
     except BaseException as error:  # users' code may raise anything
-        others = [one for one in gang.problems_of_load() if str(error) not in one]
+        kind, _, text = error_text(error).partition(": ")
+        others = [one for one in gang.problems_of_load() if not text or text not in one]
         _part()
         if not others:
             raise
-        raise LoaderError(
-            f"{'; '.join(others)}; rank 0: {type(error).__name__}: {str(error)[:100]}"
-        ) from error
+        raise LoaderError(f"{'; '.join(others)}; rank 0: {kind}: {text[:100]}") from error
     return replace(loaded, model=_FirstRank(loaded.model, gang, of))
 
 
@@ -93,7 +92,7 @@ class _FirstRank:
         try:
             outputs = self._model.infer(batch)
         except BaseException as error:
-            self._gang.end(told(error))
+            self._gang.end(error_text(error))
             raise
         self._gang.end("")
         return outputs

@@ -20,7 +20,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fabric.errors import told
+from fabric.errors import error_text
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import LeftOut, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import (
@@ -322,7 +322,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
 
     def _errors(self, work: _Work, error: BaseException) -> list[ExecutorEvent]:
         if self._device is None:  # it could not even be made: torch is not installed
-            event = self._failed(work, told(error))
+            event = self._failed(work, error_text(error))
         else:
             reason = self._device.explain(error)[:REASON_CHARS_MAX]
             if self._device.is_broken:

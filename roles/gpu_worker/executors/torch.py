@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from fabric.clock import Clock
-from fabric.errors import ConfigError, told
+from fabric.errors import ConfigError, error_text
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import Job, JobRan, Part
@@ -122,7 +122,7 @@ class TorchDevice:
         """Out of memory is said plainly; our own errors need no type in front."""
         if isinstance(error, LoaderError | ConfigError | RankFailed):
             return str(error)
-        text = told(error)
+        text = error_text(error)
         if isinstance(error, torch.OutOfMemoryError):
             with contextlib.suppress(RuntimeError):  # of a context that is broken too, which is asked next
                 torch.cuda.empty_cache()
@@ -237,7 +237,9 @@ def _replica(
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # The CPU allocator has no error class of its own.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in told(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in error_text(
+        error
+    )
 
 
 def _tell(model_id: ModelId, hosted: DeviceReplica) -> None:

@@ -46,7 +46,7 @@ class StartTimes:
         self._took_ms: dict[SliceId, float] = {}
         self._of_model_ms: dict[ModelId, float] = {}
         self._slowest_ms: dict[SliceId, float | None] = {}
-        """Of the models of those under way, until more is known of any: each of its models asks a start for it."""
+        """What the slowest model of each start takes, as far as is known; worked out once, for every model of a start asks for it."""
 
     def begin(self, slice_id: SliceId, models: Iterable[ModelId], now_ms: float) -> None:
         """It starts, now."""

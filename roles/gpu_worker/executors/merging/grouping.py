@@ -65,7 +65,7 @@ def possible_heads(
         except (LoaderError, CannotMerge) as error:
             left_out[model_id] = str(error)
         except Exception as error:  # noqa: BLE001  # a user's own code may raise anything, and the others are looked at
-            left_out[model_id] = f"{type(error).__name__}: {error}"
+            left_out[model_id] = error_text(error)
     return [kind.group for kind in kinds if len(kind.group.models) > 1], left_out
 
 

@@ -118,6 +118,19 @@ def test_what_a_model_lost_is_not_forgotten_when_its_group_is_made_anew() -> Non
     assert group.wait_losses.share == pytest.approx(discipline._counts[ModelId("m")].losses.share)
 
 
+@pytest.mark.parametrize("others", [0, 99, 399])
+def test_losses_are_forgotten_within_the_same_time_however_many_models_there_are(others: int) -> None:
+    """With many models plans are rarer."""
+    to = stage(1, ("m", *(f"m{number}" for number in range(others))))
+    discipline = to.discipline
+    assert isinstance(discipline, Tenuto)
+    feed(to, {"m": 50.0}, 60.0)
+    (group,) = discipline._groups
+    group.wait_losses.share = 0.1
+    feed(to, {"m": 50.0}, 2_560.0)
+    assert group.wait_losses.share == pytest.approx(0.1 * math.exp(-1.0), rel=0.25)
+
+
 def test_what_gains_most_by_holding_is_held_longest() -> None:
     rare, popular = holds_ms([prospect_of(20.0), prospect_of(400.0)], 2, lost_share=1.0)
     assert rare < popular
