@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fabric.errors import error_text
 from fabric.ids import ModelId
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.hosted import signature
