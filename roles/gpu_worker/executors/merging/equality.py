@@ -52,7 +52,7 @@ def _is_alike_itself(left: nn.Module, right: nn.Module) -> bool:
 
 def _is_equal_itself(left: nn.Module, right: nn.Module) -> bool:
     """Children aside."""
-    mine, yours = _own_tensors(left), _own_tensors(right)
+    mine, yours = own_tensors(left), own_tensors(right)
     return (
         _is_alike_itself(left, right)
         and mine.keys() == yours.keys()
@@ -78,12 +78,13 @@ def share_equal(owner: nn.Module, other: nn.Module) -> None:
 def hold(net: nn.Module, instead: Mapping[Tensor, Tensor]) -> None:
     """From now on it holds these tensors instead of those, wherever it does."""
     for module in net.modules():
-        for key, tensor in _own_tensors(module).items():
+        for key, tensor in own_tensors(module).items():
             if tensor in instead:
                 setattr(module, key, instead[tensor])
 
 
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Its weights and buffers by name, those of its children aside."""
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -327,3 +328,72 @@ def test_wrappers_are_taken_out_again_whatever_goes_wrong() -> None:
     with pytest.raises(AssertionError, match="not as it was"):
         PrefixGroup({"0": member(first), "1": member(copy.deepcopy(first))})
     first(torch.zeros(1, 3, WIDTH))
+
+
+class Words(nn.Module):
+    """Texts: a table of words, which only rare ones tell apart, then layers. `uses`: how it takes words out of the table."""
+
+    def __init__(self, uses: Callable[[Words, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.uses = uses
+        self.before = nn.Embedding(100, WIDTH)
+        self.embed = nn.Embedding(100, WIDTH)
+        self.table = nn.Parameter(torch.randn(100, WIDTH))
+        self.register_buffer("kept", torch.randn(100, WIDTH))
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.before(ids) + self.uses(self, ids)).mean(1))
+        return out
+
+
+USES: dict[str, Callable[[Words, Tensor], Tensor]] = {
+    "a weight of the whole": lambda net, ids: net.table[ids],
+    "a buffer of the whole": lambda net, ids: net.get_buffer("kept")[ids],
+    "a weight whose module is not called": lambda net, ids: nn.functional.embedding(ids, net.embed.weight),
+    "values of such a weight": lambda net, ids: net.embed.weight.data[ids],
+}
+
+
+@pytest.mark.parametrize("uses", USES.values(), ids=USES)
+def test_a_weight_that_differs_ends_the_prefix_though_no_module_that_holds_it_is_called(
+    uses: Callable[[Words, Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    first = Words(uses).eval()
+    other = copy.deepcopy(first)
+    with torch.no_grad():
+        for table in (other.embed.weight, other.table, other.get_buffer("kept")):
+            table[50:] += 1  # the example has no such word
+    apart = copy.deepcopy([first, other])
+    example = {"x": torch.arange(4)}
+    with torch.inference_mode():
+        group = PrefixGroup(
+            {
+                name: Member(net, lambda rows, net=net: {"y": net(rows["x"])}, example)  # type: ignore[misc]
+                for name, net in (("0", first), ("1", other))
+            }
+        )
+        assert group.merged == ("before",)
+        rare = torch.tensor([[60, 1, 2, 3]])
+        found = group.run({"0": {"x": rare}, "1": {"x": rare}})
+        for number, net in enumerate(apart):
+            torch.testing.assert_close(found[str(number)]["y"], net(rare))
+
+
+def test_a_weight_that_differs_and_is_used_behind_the_shared_layers_does_not_end_them() -> None:
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    first = Scaled().eval()
+    other = copy.deepcopy(first)
+    for one in (other.scale, other.head.weight):
+        nn.init.normal_(one)
+    merged = PrefixGroup({"0": member(first), "1": member(other)}).merged
+    assert merged == (*(f"layers.{place}" for place in range(LAYERS)), "drop")
