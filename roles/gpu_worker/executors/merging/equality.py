@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, str, type(None))
+_NO_SETTINGS: Final = frozenset(
+    {*(key for key in vars(nn.Module()) if key.startswith("_")), "_is_hf_initialized"}
+)
+"""Private ones of every module, and a mark of transformers that depends on the checkpoint which a module came from."""
 
 
 def equal_modules(first: nn.Module, others: list[nn.Module], name: str = "") -> Iterator[str]:
@@ -103,6 +107,6 @@ def _settings(module: nn.Module) -> dict[str, Any]:
         is_plain = isinstance(value, _PLAIN)
         if isinstance(value, tuple | list) and all(isinstance(one, _PLAIN) for one in value):
             is_plain = True
-        if is_plain and not key.startswith("_"):
+        if is_plain and key not in _NO_SETTINGS:
             found[key] = value
     return found

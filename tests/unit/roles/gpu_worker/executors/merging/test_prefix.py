@@ -289,29 +289,33 @@ def test_who_looks_at_the_whole_batch_is_not_merged_for_such_values() -> None:
 class Limited(Net):
     """A part between the layers has a setting of its own."""
 
-    def __init__(self, limits: list[float]) -> None:
+    def __init__(self, limits: list[float], kept_as: str) -> None:
         super().__init__()
-        self.middle = Middle(limits)
+        self.middle = Middle(limits, kept_as)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.middle(x))
 
 
 class Middle(nn.Module):
-    def __init__(self, limits: list[float]) -> None:
+    """`kept_as`: the attribute that holds the setting; a private one is one too."""
+
+    def __init__(self, limits: list[float], kept_as: str) -> None:
         super().__init__()
-        self.limits = limits
+        self.kept_as = kept_as
+        setattr(self, kept_as, limits)
         self.same = nn.Linear(WIDTH, WIDTH)
         nn.init.eye_(self.same.weight)
         self.own = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.own(self.same(x.clamp(*self.limits)))
+        out: Tensor = self.own(self.same(x.clamp(*getattr(self, self.kept_as))))
         return out
 
 
-def test_layers_in_a_part_with_other_settings_are_not_shared() -> None:
-    first, other = Limited([-6, 6]).eval(), Limited([-20, 20]).eval()
+@pytest.mark.parametrize("kept_as", ["limits", "_limits"])
+def test_layers_in_a_part_with_other_settings_are_not_shared(kept_as: str) -> None:
+    first, other = Limited([-6, 6], kept_as).eval(), Limited([-20, 20], kept_as).eval()
     other.middle.same.load_state_dict(first.middle.same.state_dict())
     with pytest.raises(CannotMerge, match="differ already"):
         PrefixGroup({"0": member(first), "1": member(other)})
@@ -397,3 +401,12 @@ def test_a_weight_that_differs_and_is_used_behind_the_shared_layers_does_not_end
         nn.init.normal_(one)
     merged = PrefixGroup({"0": member(first), "1": member(other)}).merged
     assert merged == (*(f"layers.{place}" for place in range(LAYERS)), "drop")
+
+
+def test_a_mark_of_where_a_layer_came_from_is_no_setting() -> None:
+    """transformers sets it on the layers that it has looked at, which depends on what a checkpoint lacks."""
+    first = Net().eval()
+    other = tuned(first, LAYERS)
+    for layer in other.layers:
+        layer._is_hf_initialized = True  # type: ignore[assignment]
+    assert len(PrefixGroup({"0": member(first), "1": member(other)}).merged) >= LAYERS
