@@ -129,10 +129,11 @@ def test_a_tied_layer_that_is_called_twice_ends_the_prefix() -> None:
     assert PrefixGroup({"a": member(first), "b": member(second)}).merged == ("layers.0",)
 
 
-def test_a_model_that_mixes_its_rows_is_found_out_and_left_as_it_was() -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])
+def test_a_model_that_mixes_its_rows_is_found_out_and_left_as_it_was(unit: float) -> None:
     class Mixing(Net):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x - x.mean(0, keepdim=True) if x.shape[0] > 1 else x)
+            return unit * super().forward(x - x.mean(0, keepdim=True) if x.shape[0] > 1 else x)
 
     first, second = Mixing().eval(), Mixing().eval()
     for mine, yours in zip(first.layers, second.layers, strict=True):
