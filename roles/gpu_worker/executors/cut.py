@@ -25,6 +25,7 @@ from torch.fx.node import map_aggregate
 from fabric.clock import Clock
 from policies.balanced_cut import balanced_cut
 from roles.gpu_worker.executors.loaders.base import LoaderError, UserModel
+from roles.gpu_worker.executors.rounding import is_same
 
 MEASUREMENTS: Final = 5
 _BATCH: Final = 2  # of the trace and the measurements: export takes a size of 1 for a constant
@@ -115,7 +116,7 @@ class Traced:
         """Raises CutError where all stages together do not answer what the model does; as `example`."""
         given = self._run(stages)
         for name, value in self._answer.items():
-            if not torch.allclose(given[name].double(), value.double(), rtol=1e-4, atol=1e-5, equal_nan=True):
+            if not is_same(given[name], value, relative=1e-4, absolute=1e-5):
                 raise CutError(
                     f"its stages do not give the same {name!r} as the whole: does it draw at random?"
                 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fabric.errors import FabricError
+from roles.gpu_worker.executors.rounding import is_same
 
 Rows = dict[str, Tensor]
 Infer = Callable[[Rows], Mapping[str, Tensor]]
@@ -92,7 +93,7 @@ class Trial:
             found = run(batches)
             for name, outputs in expected.items():
                 for key, value in outputs.items():
-                    if not _is_close(found[name][key], value):
+                    if not is_same(found[name][key], value, TOLERANCE, TOLERANCE):
                         raise CannotMerge(
                             f"{name} answers {key} differently when it runs with others' rows{self._rounding(name)}"
                         )
@@ -136,9 +137,3 @@ def rows_of(example: Mapping[str, Tensor], count: int, seed: int) -> Rows:
 def count_of(batch: Rows) -> int:
     """How many rows it has."""
     return next(iter(batch.values())).shape[0]
-
-
-def _is_close(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and torch.allclose(
-        left.float(), right.float(), rtol=TOLERANCE, atol=TOLERANCE
-    )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, str, type(None))
+_NO_SETTINGS: Final = frozenset(
+    {*(key for key in vars(nn.Module()) if key.startswith("_")), "_is_hf_initialized"}
+)
+"""Private ones of every module, and a mark of transformers that depends on the checkpoint which a module came from."""
 
 
 def equal_modules(first: nn.Module, others: list[nn.Module], name: str = "") -> Iterator[str]:
@@ -52,7 +56,7 @@ def _is_alike_itself(left: nn.Module, right: nn.Module) -> bool:
 
 def _is_equal_itself(left: nn.Module, right: nn.Module) -> bool:
     """Children aside."""
-    mine, yours = _own_tensors(left), _own_tensors(right)
+    mine, yours = own_tensors(left), own_tensors(right)
     return (
         _is_alike_itself(left, right)
         and mine.keys() == yours.keys()
@@ -78,12 +82,13 @@ def share_equal(owner: nn.Module, other: nn.Module) -> None:
 def hold(net: nn.Module, instead: Mapping[Tensor, Tensor]) -> None:
     """From now on it holds these tensors instead of those, wherever it does."""
     for module in net.modules():
-        for key, tensor in _own_tensors(module).items():
+        for key, tensor in own_tensors(module).items():
             if tensor in instead:
                 setattr(module, key, instead[tensor])
 
 
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Its weights and buffers by name, those of its children aside."""
     return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
@@ -102,6 +107,6 @@ def _settings(module: nn.Module) -> dict[str, Any]:
         is_plain = isinstance(value, _PLAIN)
         if isinstance(value, tuple | list) and all(isinstance(one, _PLAIN) for one in value):
             is_plain = True
-        if is_plain and not key.startswith("_"):
+        if is_plain and key not in _NO_SETTINGS:
             found[key] = value
     return found

@@ -1,7 +1,8 @@
 """Several models, one backbone: their equal leading modules run once for all, then each model's own rest.
 
 A forward pass calls its submodules in some order. As long as every call so far was of a module that is equal in all models of the
-group, its values are the same function of the input in all of them, whatever Python does between the calls. So the first
+group, its values are the same function of the input in all of them, whatever Python does between the calls, as long as that takes no weight
+or buffer that differs. So the first
 model runs on the joint batch up to the end of its last shared call, and what its shared calls returned is kept. Then every
 model runs as it is on its own rows, with shared modules answering from what was kept instead of computing.
 
@@ -11,13 +12,14 @@ So a group is made only where it answers what separate runs answer, on examples 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from roles.gpu_worker.executors.merging.base import (
     Answers,
@@ -31,7 +33,7 @@ from roles.gpu_worker.executors.merging.base import (
     rows_of,
 )
 from roles.gpu_worker.executors.merging.calls import row_axes, taken_apart
-from roles.gpu_worker.executors.merging.equality import equal_modules, share_equal
+from roles.gpu_worker.executors.merging.equality import equal_modules, own_tensors, same_tensor, share_equal
 
 
 class _PrefixDone(Exception):
@@ -195,8 +197,41 @@ def _check_alike(nets: Sequence[nn.Module]) -> None:
         raise CannotMerge("a model is in a group already")
 
 
+class _Watched(TorchDispatchMode):
+    """Says when an operation takes one of these tensors, also without a call of the module that holds it."""
+
+    def __init__(self, tensors: Sequence[Tensor], tell: Callable[[], None]) -> None:
+        super().__init__()
+        # By address: `weight.data` is another object. What is empty has none.
+        self._addresses = {one.data_ptr() for one in tensors} - {0}
+        self._tell = tell
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look and go on."""
+        named = kwargs or {}
+        if any(one.data_ptr() in self._addresses for one in taken_apart((args, named))[0]):
+            self._tell()
+        return func(*args, **named)
+
+
+def _differing(first: nn.Module, others: Sequence[nn.Module]) -> list[Tensor]:
+    """Weights and buffers of the first that another one lacks, or has with other values."""
+    mine, *theirs = (
+        {(name, key): one for name, module in net.named_modules() for key, one in own_tensors(module).items()}
+        for net in (first, *others)
+    )
+    return [
+        one
+        for place, one in mine.items()
+        if not all(place in other and same_tensor(one, other[place]) for other in theirs)
+    ]
+
+
 def leading(first: nn.Module, others: list[nn.Module], member: Member) -> list[str]:
-    """Equal modules in the order of their calls, up to the first call that is not of one; each called just once."""
+    """Equal modules in the order of their calls, up to the first call that is not of one; each called just once.
+
+    A weight or buffer that differs and is used between the calls ends them as well, whatever its values do for the example.
+    """
     equal = set(equal_modules(first, others))
     calls: list[str] = []
     inside: list[str] = []
@@ -214,12 +249,17 @@ def leading(first: nn.Module, others: list[nn.Module], member: Member) -> list[s
         if inside == [name]:
             inside.clear()
 
+    def meet() -> None:
+        if not inside:
+            calls.append("")  # as a call of what is not equal
+
     hooks = []
     for name, module in first.named_modules():
         hooks.append(module.register_forward_pre_hook(lambda _, __, name=name: enter(name)))
         hooks.append(module.register_forward_hook(lambda _, __, ___, name=name: leave(name)))
     try:
-        member.infer(rows_of(member.example, 1, 0))
+        with _Watched(_differing(first, others), meet):
+            member.infer(rows_of(member.example, 1, 0))
     finally:
         for hook in hooks:
             hook.remove()

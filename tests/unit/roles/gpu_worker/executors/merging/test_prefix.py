@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -128,10 +129,11 @@ def test_a_tied_layer_that_is_called_twice_ends_the_prefix() -> None:
     assert PrefixGroup({"a": member(first), "b": member(second)}).merged == ("layers.0",)
 
 
-def test_a_model_that_mixes_its_rows_is_found_out_and_left_as_it_was() -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e-6, 1e6])
+def test_a_model_that_mixes_its_rows_is_found_out_and_left_as_it_was(unit: float) -> None:
     class Mixing(Net):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x - x.mean(0, keepdim=True) if x.shape[0] > 1 else x)
+            return unit * super().forward(x - x.mean(0, keepdim=True) if x.shape[0] > 1 else x)
 
     first, second = Mixing().eval(), Mixing().eval()
     for mine, yours in zip(first.layers, second.layers, strict=True):
@@ -288,29 +290,33 @@ def test_who_looks_at_the_whole_batch_is_not_merged_for_such_values() -> None:
 class Limited(Net):
     """A part between the layers has a setting of its own."""
 
-    def __init__(self, limits: list[float]) -> None:
+    def __init__(self, limits: list[float], kept_as: str) -> None:
         super().__init__()
-        self.middle = Middle(limits)
+        self.middle = Middle(limits, kept_as)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.middle(x))
 
 
 class Middle(nn.Module):
-    def __init__(self, limits: list[float]) -> None:
+    """`kept_as`: the attribute that holds the setting; a private one is one too."""
+
+    def __init__(self, limits: list[float], kept_as: str) -> None:
         super().__init__()
-        self.limits = limits
+        self.kept_as = kept_as
+        setattr(self, kept_as, limits)
         self.same = nn.Linear(WIDTH, WIDTH)
         nn.init.eye_(self.same.weight)
         self.own = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.own(self.same(x.clamp(*self.limits)))
+        out: Tensor = self.own(self.same(x.clamp(*getattr(self, self.kept_as))))
         return out
 
 
-def test_layers_in_a_part_with_other_settings_are_not_shared() -> None:
-    first, other = Limited([-6, 6]).eval(), Limited([-20, 20]).eval()
+@pytest.mark.parametrize("kept_as", ["limits", "_limits"])
+def test_layers_in_a_part_with_other_settings_are_not_shared(kept_as: str) -> None:
+    first, other = Limited([-6, 6], kept_as).eval(), Limited([-20, 20], kept_as).eval()
     other.middle.same.load_state_dict(first.middle.same.state_dict())
     with pytest.raises(CannotMerge, match="differ already"):
         PrefixGroup({"0": member(first), "1": member(other)})
@@ -327,3 +333,81 @@ def test_wrappers_are_taken_out_again_whatever_goes_wrong() -> None:
     with pytest.raises(AssertionError, match="not as it was"):
         PrefixGroup({"0": member(first), "1": member(copy.deepcopy(first))})
     first(torch.zeros(1, 3, WIDTH))
+
+
+class Words(nn.Module):
+    """Texts: a table of words, which only rare ones tell apart, then layers. `uses`: how it takes words out of the table."""
+
+    def __init__(self, uses: Callable[[Words, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.uses = uses
+        self.before = nn.Embedding(100, WIDTH)
+        self.embed = nn.Embedding(100, WIDTH)
+        self.table = nn.Parameter(torch.randn(100, WIDTH))
+        self.register_buffer("kept", torch.randn(100, WIDTH))
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.before(ids) + self.uses(self, ids)).mean(1))
+        return out
+
+
+USES: dict[str, Callable[[Words, Tensor], Tensor]] = {
+    "a weight of the whole": lambda net, ids: net.table[ids],
+    "a buffer of the whole": lambda net, ids: net.get_buffer("kept")[ids],
+    "a weight whose module is not called": lambda net, ids: nn.functional.embedding(ids, net.embed.weight),
+    "values of such a weight": lambda net, ids: net.embed.weight.data[ids],
+}
+
+
+@pytest.mark.parametrize("uses", USES.values(), ids=USES)
+def test_a_weight_that_differs_ends_the_prefix_though_no_module_that_holds_it_is_called(
+    uses: Callable[[Words, Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    first = Words(uses).eval()
+    other = copy.deepcopy(first)
+    with torch.no_grad():
+        for table in (other.embed.weight, other.table, other.get_buffer("kept")):
+            table[50:] += 1  # the example has no such word
+    apart = copy.deepcopy([first, other])
+    example = {"x": torch.arange(4)}
+    with torch.inference_mode():
+        group = PrefixGroup(
+            {
+                name: Member(net, lambda rows, net=net: {"y": net(rows["x"])}, example)  # type: ignore[misc]
+                for name, net in (("0", first), ("1", other))
+            }
+        )
+        assert group.merged == ("before",)
+        rare = torch.tensor([[60, 1, 2, 3]])
+        found = group.run({"0": {"x": rare}, "1": {"x": rare}})
+        for number, net in enumerate(apart):
+            torch.testing.assert_close(found[str(number)]["y"], net(rare))
+
+
+def test_a_weight_that_differs_and_is_used_behind_the_shared_layers_does_not_end_them() -> None:
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    first = Scaled().eval()
+    other = copy.deepcopy(first)
+    for one in (other.scale, other.head.weight):
+        nn.init.normal_(one)
+    merged = PrefixGroup({"0": member(first), "1": member(other)}).merged
+    assert merged == (*(f"layers.{place}" for place in range(LAYERS)), "drop")
+
+
+def test_a_mark_of_where_a_layer_came_from_is_no_setting() -> None:
+    """transformers sets it on the layers that it has looked at, which depends on what a checkpoint lacks."""
+    first = Net().eval()
+    other = tuned(first, LAYERS)
+    for layer in other.layers:
+        layer._is_hf_initialized = True  # type: ignore[assignment]
+    assert len(PrefixGroup({"0": member(first), "1": member(other)}).merged) >= LAYERS
