@@ -357,8 +357,8 @@ def _is_in_place(node: Node) -> bool:
 def _without_writes(exported: ExportedProgram) -> ExportedProgram:
     """The same with each write in place as a new value: who needs that is seen only so, since a write may go through a view."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of one part of torch about another
-        written = exported.run_decompositions({})
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own, of its copy
+        written: ExportedProgram = exported.run_decompositions({})
     for node in written.graph.nodes:
         if node.target is torch.ops.aten.view.default:  # another device may lay out the same value otherwise
             node.target = torch.ops.aten.reshape.default

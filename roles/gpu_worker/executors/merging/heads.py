@@ -136,7 +136,7 @@ class JointHeads:
             first = next(iter(padded.values()))
             stacked[key] = first.new_empty((len(numbers), *shape))
             for name, own in where.items():
-                stacked[key][own] = padded[name]
+                stacked[key][own.to(first.device)] = padded[name]  # a head may answer on the host
         return stacked
 
     def _answers(self, batches: Mapping[str, Rows]) -> Mapping[str, Mapping[str, Tensor]]:

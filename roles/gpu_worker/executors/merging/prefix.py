@@ -197,11 +197,11 @@ def _check_alike(nets: Sequence[nn.Module]) -> None:
         raise CannotMerge("a model is in a group already")
 
 
-class _Watched(TorchDispatchMode):
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Says when an operation takes one of these tensors, also without a call of the module that holds it."""
 
     def __init__(self, tensors: Sequence[Tensor], tell: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # By address: `weight.data` is another object. What is empty has none.
         self._addresses = {one.data_ptr() for one in tensors} - {0}
         self._tell = tell
