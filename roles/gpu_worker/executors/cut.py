@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -18,7 +19,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, export
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
@@ -85,11 +87,15 @@ class Traced:
         try:
             with torch.no_grad():
                 exported = export(whole.eval(), tuple(self._example.values()), dynamic_shapes=shapes)
+                if any(map(_is_in_place, exported.graph.nodes)):
+                    exported = _without_writes(exported)
                 self._graph = exported.module()
         except Exception as error:  # whatever a model's code does under export, it cannot be cut
             raise CutError(
                 f"torch.export cannot write it down: {type(error).__name__}: {str(error)[:300]}"
             ) from error
+        if exported.graph_signature.buffers_to_mutate:
+            raise CutError("it changes its own buffers when it runs, which stages do not hand on")
         self._nodes = [
             node for node in self._graph.graph.nodes if node.op in _COMPUTES and not _is_guard(node)
         ]
@@ -342,6 +348,22 @@ class _Whole(nn.Module):
 _NET: Final = "tenuto_net"
 _SIZE: Final = torch.ops.aten.sym_size.int
 _COMPUTES: Final = ("call_function", "call_method", "call_module")
+
+
+def _is_in_place(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable  # noqa: SLF001  there is no public way
+
+
+def _without_writes(exported: ExportedProgram) -> ExportedProgram:
+    """The same with each write in place as a new value: who needs that is seen only so, since a write may go through a view."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own, of its copy
+        written = exported.run_decompositions({})
+    for node in written.graph.nodes:
+        if node.target is torch.ops.aten.view.default:  # another device may lay out the same value otherwise
+            node.target = torch.ops.aten.reshape.default
+    written.graph_module.recompile()
+    return written
 
 
 def _is_guard(node: Node) -> bool:

@@ -84,6 +84,30 @@ class Residual(Chain):
         return {"out": out}
 
 
+class WritesThroughViews(Chain):
+    """Values that follow from the inputs, or from weights, are written in place through views of them."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x = batch["x"]
+        away = torch.zeros_like(x)
+        away[:, 1:].masked_fill_(x[:, 1:] < 0, -100.0)
+        out = x
+        for block in self.net:
+            out = block(out) + away
+            out[:, :2].mul_(2)
+        return {"out": out}
+
+
+class ChangesItself(Chain):
+    def load(self, device: str) -> None:
+        super().load(device)
+        self.net.register_buffer("calls", torch.zeros(1))
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.net.get_buffer("calls").add_(1)
+        return {"out": self.net(batch["x"]) * self.net.get_buffer("calls")}
+
+
 class LooksAtValues(Chain):
     """What it does depends on what it is given: that is no list of operations."""
 
@@ -163,7 +187,7 @@ def test_a_transformer_is_cut_where_the_user_says() -> None:
     check_same(model, stages, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
-@pytest.mark.parametrize("make", [Chain, Residual])
+@pytest.mark.parametrize("make", [Chain, Residual, WritesThroughViews])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_users_class_answers_the_same_in_so_many_stages(make: type[Chain], count: int) -> None:
     model = make()
@@ -193,7 +217,11 @@ def test_what_cannot_be_cut_is_said() -> None:
         traced.begun_at(["bert.encoder.layer.7"])
     with pytest.raises(CutError, match="another one begins there, or behind it"):
         traced.begun_at(["bert.encoder.layer.2", "bert.encoder.layer.1"])
-    for make, said in ((LooksAtValues, "torch.export cannot write it down"), (WithoutWeights, "no weights")):
+    for make, said in (
+        (LooksAtValues, "torch.export cannot write it down"),
+        (WithoutWeights, "no weights"),
+        (ChangesItself, "changes its own buffers"),
+    ):
         other = make()
         with pytest.raises(CutError, match=said):
             Traced(other, other.example())
