@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from fabric.errors import error_text
 from roles.cli import raise_interrupts
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import (
@@ -120,7 +121,7 @@ def _loaded(point: EntryPoint) -> click.Command:
     try:
         command = point.load()
     except Exception as error:  # noqa: BLE001  # somebody else's code, which may raise anything
-        problem = f"{point.value} cannot be loaded: {type(error).__name__}: {error}"
+        problem = f"{point.value} cannot be loaded: {error_text(error)}"
     else:
         if isinstance(command, click.Command):
             return command

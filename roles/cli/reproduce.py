@@ -11,6 +11,7 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fabric.errors import error_text
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import OutputPath, json_option, painters, plot_option, writing
@@ -143,7 +144,7 @@ def _run(
             try:
                 one = run_experiment(name, is_full=is_full)
             except Exception as error:  # noqa: BLE001  # top of process: each experiment is a run of its own
-                failed[name] = f"{type(error).__name__}: {error}"
+                failed[name] = error_text(error)
                 keep(name, failed_chapter(name, failed[name], day))
             else:
                 found.append(one)

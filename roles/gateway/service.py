@@ -14,7 +14,15 @@ from typing import Any, Final
 
 from fabric.client import Client, InferResult
 from fabric.clock import Clock, WallClock
-from fabric.errors import Cancelled, DeadlineExceeded, FabricError, ModelNotFound, PeerLost, RequestError
+from fabric.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FabricError,
+    ModelNotFound,
+    PeerLost,
+    RequestError,
+    error_text,
+)
 from fabric.ids import ModelId
 from fabric.messages import ModelInfo
 from fabric.policy_options import shown
@@ -230,5 +238,5 @@ def _looked_at(done: asyncio.Future[Any]) -> None:
 def _failure(error: BaseException) -> Failure:
     failure = failure_of(error)
     if not isinstance(error, FabricError):
-        log.error("request_failed error=%r", f"{type(error).__name__}: {error}")
+        log.error("request_failed error=%r", error_text(error))
     return failure

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from msgspec.structs import asdict
 
 from fabric.clock import MonotonicClock
-from fabric.errors import FabricError
+from fabric.errors import FabricError, error_text
 from fabric.ids import ModelId
 from fabric.messages import HeadSpec, LoaderSpec
 from profiles.kernel_trace import kernels_of, limits_of
@@ -42,7 +42,7 @@ def main() -> int:
         _say(out, event="error", reason=str(error))
         return EXIT_FAILURE
     except Exception as error:  # noqa: BLE001  # top of process: users' code may raise anything
-        _say(out, event="error", reason=f"{type(error).__name__}: {error}")
+        _say(out, event="error", reason=error_text(error))
         return EXIT_FAILURE
     return 0
 

@@ -15,7 +15,7 @@ from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, HostedModel
 from policies.batching.batch_moments import Table
 from policies.batching.matchmaking.speed_classes import SpeedClass
-from policies.batching.timers import ENTRIES_MAX
+from policies.batching.timers import ENTRIES_MAX, keep_first_of_each
 
 
 class Waiting(Protocol):
@@ -192,9 +192,8 @@ class Pool(Generic[WaiterT]):
         """Queue a candidate by the last moment it can start; among equals by priority, then first come."""
         waiting = self.waiting
         if len(waiting) >= self._waiting_max:  # outdated entries pile up where no slice comes
-            waiting[:] = [entry for entry in waiting if entry[3] == entry[4].stamp]
-            heapify(waiting)
-            self._waiting_max = max(ENTRIES_MAX, 2 * len(waiting))
+            counting = (entry for entry in waiting if entry[3] == entry[4].stamp)
+            self._waiting_max = keep_first_of_each(waiting, counting)
         heappush(waiting, (latest_at_ms, -priority, serial, candidate.stamp, candidate))
 
     def first_waiting(self) -> WaiterT | None:

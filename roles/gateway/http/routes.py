@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from fabric.errors import FabricError, InvalidInput, NoReplica, PeerLost, RequestError, nothing_ready
+from fabric.errors import (
+    FabricError,
+    InvalidInput,
+    NoReplica,
+    PeerLost,
+    RequestError,
+    error_text,
+    nothing_ready,
+)
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
 from roles.gateway.http.connection import Answer, Cancellable, failed
@@ -269,7 +277,7 @@ def _tell(done: asyncio.Future[Any], answer: Answer) -> None:
     error = done.exception()
     if error is not None:
         if not isinstance(error, FabricError):
-            log.error("request_failed error=%r", f"{type(error).__name__}: {error}", exc_info=error)
+            log.error("request_failed error=%r", error_text(error), exc_info=error)
         answer(failed(failure_of(error)))
         return
     match done.result():

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
+from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError, error_text
 from fabric.ids import ModelId
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, TooSlow, failure_of
@@ -368,7 +368,7 @@ def _failure_of(error: Exception) -> Failure:
     if isinstance(error, _Failed):
         return error.failure
     if not isinstance(error, FabricError):
-        log.error("call_failed error=%r", f"{type(error).__name__}: {error}", exc_info=error)
+        log.error("call_failed error=%r", error_text(error), exc_info=error)
     return failure_of(error)
 
 
