@@ -24,6 +24,7 @@ from fabric.messages import (
     Host,
     Infer,
     Inputs,
+    InputsReturned,
     ModelSpec,
     NodeHello,
     Outputs,
@@ -293,7 +294,7 @@ class LineStage:
 
         self.later(now_ms + exec_ms, end)
 
-    def _output(self, one: _Frontend, message: Outputs | BatchFailed) -> None:
+    def _output(self, one: _Frontend, message: Outputs | BatchFailed | InputsReturned) -> None:
         if isinstance(message, Outputs):
             rows = (TensorSpec("scores", "float32", (len(message.seqs), 1)),)
             self.to_frontend(one, Computed(message, Handle(next(self._handles)), rows))

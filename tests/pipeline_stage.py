@@ -18,10 +18,12 @@ from fabric.link import NamedTensor
 from fabric.messages import (
     Activations,
     AnyMessage,
+    BatchFailed,
     Done,
     LeftOut,
     LoadStage,
     ModelSpec,
+    Outputs,
     ReplicaInfo,
     SliceReady,
     SliceSpec,
@@ -432,7 +434,7 @@ class PipelineWorker:
                 case Release(payloads):
                     for payload in payloads:
                         self.kept.remove(payload)
-                case PushOutputs(message=message):
+                case PushOutputs(message=Outputs() | BatchFailed() as message):
                     self.fates.update((message.batch_id, seq) for seq in message.seqs)
                 case Send(peer, Done() as done):
                     check(done)

@@ -79,7 +79,12 @@ from fabric.messages.frontend_scheduler import (
     SliceInfo as SliceInfo,
     Withdraw as Withdraw,
 )
-from fabric.messages.frontend_worker import BatchFailed as BatchFailed, Inputs as Inputs, Outputs as Outputs
+from fabric.messages.frontend_worker import (
+    BatchFailed as BatchFailed,
+    Inputs as Inputs,
+    InputsReturned as InputsReturned,
+    Outputs as Outputs,
+)
 from fabric.messages.gpus import (
     GpuInfo as GpuInfo,
     GpuRef as GpuRef,

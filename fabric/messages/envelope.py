@@ -31,7 +31,7 @@ from fabric.messages.frontend_scheduler import (
     Returned,
     Withdraw,
 )
-from fabric.messages.frontend_worker import BatchFailed, Inputs, Outputs
+from fabric.messages.frontend_worker import BatchFailed, Inputs, InputsReturned, Outputs
 from fabric.messages.leases import EpochGranted, LeaseAsked, LeaseReport, PlanCopy, SchedulerHello
 from fabric.messages.operator import (
     Changed,
@@ -86,6 +86,7 @@ AnyMessage = (
     | Inputs
     | Outputs
     | BatchFailed
+    | InputsReturned
     | NodeHello
     | DesiredSlices
     | SliceChanged

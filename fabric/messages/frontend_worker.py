@@ -45,3 +45,17 @@ class BatchFailed(Message, frozen=True, tag=32):
     seqs: Listed[int]
     code: str
     reason: str
+
+
+class InputsReturned(Message, frozen=True, tag=33):
+    """Worker -> frontend: these came, and were not run. Its scheduler says so too, unless it is gone.
+
+    `is_queued_again`: their batch was stopped, and the scheduler has them in its queue, or has granted them again.
+    """
+
+    batch_id: BatchId
+    slice_id: SliceId
+    model_id: ModelId
+    seqs: Listed[int]
+    reason: str
+    is_queued_again: bool = False

@@ -44,6 +44,7 @@ from fabric.messages import (
     FrontendHello,
     Grant,
     Inputs,
+    InputsReturned,
     Left,
     ModelInfo,
     ModelsAsked,
@@ -393,9 +394,7 @@ class FrontendCore:
             case Returned(batch_id, model_id, runs, reason):
                 self._counts["returns"] += 1
                 for request in self._requests.granted(batch_id, model_id, runs, link):
-                    self._requests.give_back(
-                        request, Overloaded, f"its batch did not run: {reason}", was_late=True
-                    )
+                    self._requests.returned(request, reason)
             case Directory():
                 self._on_directory(message, link)
 
@@ -430,7 +429,14 @@ class FrontendCore:
         for request in part.live:
             self._requests.leave_queue(request)
             request.step(RequestTransition.GRANT)
-            place = BatchSlot(grant.batch_id, grant.slice_id, self._now_ms, grant.waited_ms, grant.reason)
+            place = BatchSlot(
+                grant.batch_id,
+                grant.slice_id,
+                self._now_ms,
+                grant.waited_ms,
+                grant.reason,
+                link.registration.epoch,
+            )
             self._pending.enter_slice(request, place)
         inputs = Inputs(
             grant.batch_id,
@@ -524,11 +530,17 @@ class FrontendCore:
             self._requests.refuse_forgotten(request)
 
     def _announce_all_again(self, link: ShardLink) -> None:
-        """All that was never granted. A scheduler that was only silent still has it queued: take that back."""
+        """All that is queued there, or was. A scheduler that was only silent still has it: take that back."""
         stale: dict[ModelId, list[int]] = {}
-        for request in self._pending:
-            if request.stage is RequestState.ANNOUNCED and request.shard == link.number:
+        for request in tuple(self._pending):  # one that was granted too often is refused
+            is_queued = request.stage is RequestState.ANNOUNCED or request.is_queued_again
+            if is_queued and request.shard == link.number:
                 stale.setdefault(request.model_id, []).append(request.seq)
+                if request.is_queued_again:
+                    self._requests.returned(
+                        request, "it was stopped, and its scheduler may have forgotten it"
+                    )
+                    continue
                 self._requests.take_back((request,))
                 self._requests.gather(request)
             elif request.stage is RequestState.GATHERED and self._shards.of(request.model_id) is link:
@@ -592,11 +604,21 @@ class FrontendCore:
         self._out.append(Release(event.payload))
 
     def _on_worker(self, message: AnyMessage) -> None:
-        assert isinstance(message, BatchFailed), "outputs come as what was computed"
-        error = REQUEST_ERRORS.get(message.code, Internal)
+        assert isinstance(message, BatchFailed | InputsReturned), "outputs come as what was computed"
         for row, request in self._checks.granted(message, self._now_ms):
-            if request.stage is RequestState.GRANTED and request.seq == message.seqs[row]:
-                self._requests.refuse(request, error, message.reason)
+            if request.stage is not RequestState.GRANTED or request.seq != message.seqs[row]:
+                continue
+            if isinstance(message, BatchFailed):
+                self._requests.refuse(request, REQUEST_ERRORS.get(message.code, Internal), message.reason)
+            elif message.is_queued_again and self._is_of_the_active_one(request):
+                request.is_queued_again = True
+            else:
+                self._requests.returned(request, message.reason)
+
+    def _is_of_the_active_one(self, granted: Request) -> bool:
+        """Whether the scheduler that we go by has granted it."""
+        epoch = self._shards.links[granted.shard].registration.epoch
+        return granted.place is not None and granted.place.epoch == epoch
 
     # ------------------------------------------------------------ applications
 

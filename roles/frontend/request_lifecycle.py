@@ -15,6 +15,7 @@ from fabric.errors import (
     Internal,
     ModelNotFound,
     NoReplica,
+    Overloaded,
     RequestError,
     WorkerLost,
 )
@@ -168,6 +169,10 @@ class RequestLifecycle:
             self.gather(request)
         else:
             self.refuse(request, error, reason)
+
+    def returned(self, request: Request, reason: str) -> None:
+        """Its batch did not run, through no fault of its own: by its scheduler, or by the worker where that is quicker, or gone."""
+        self.give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
 
     def leave_queue(self, request: Request) -> None:
         """Its scheduler does not have it any more."""

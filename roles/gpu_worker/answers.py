@@ -10,7 +10,7 @@ from fabric.errors import LocalProtocolError, PayloadTooLarge, code_of_unsendabl
 from fabric.frames import ANSWER_BYTES_MAX
 from fabric.ids import ModelId
 from fabric.link import NamedTensor, Tensor
-from fabric.messages import BatchFailed, Done, HeadOutputs, Outputs, RunBatch
+from fabric.messages import BatchFailed, Done, HeadOutputs, Inputs, InputsReturned, Outputs, RunBatch
 from roles.gpu_worker.batches import Batch
 from roles.gpu_worker.events import BatchRan, HeadRows, PushOutputs, Release, WorkerAction
 from roles.runtime.core import NO_PAYLOAD, Handle
@@ -71,6 +71,29 @@ def answer_failure(batch: Batch, code: str, reason: str) -> list[WorkerAction]:
     ]
 
 
+def return_inputs(inputs: Inputs, reason: str) -> PushOutputs:
+    """What came will not be run, and whose it is need not wait for the scheduler to say so, which may be gone."""
+    message = InputsReturned(inputs.batch_id, inputs.slice_id, inputs.model_id, inputs.live_seqs, reason)
+    return PushOutputs(inputs.frontend_id, message)
+
+
+def return_batch(batch: Batch, reason: str, *, is_queued_again: bool = False) -> list[WorkerAction]:
+    """The same, of all that came for a batch; its tensors are let go."""
+    run = batch.run
+    return [
+        *release(*batch.payloads()),
+        *(
+            PushOutputs(
+                frontend_id,
+                InputsReturned(
+                    run.batch_id, run.slice_id, run.model_id, part.live_seqs, reason, is_queued_again
+                ),
+            )
+            for frontend_id, part in batch.live()
+        ),
+    ]
+
+
 def check_rows(outputs: Sequence[NamedTensor]) -> None:
     """Raises PayloadTooLarge where a request's outputs are more than its frontend may send to its client."""
     row_bytes = sum([tensor.array[0].nbytes for tensor in outputs])
@@ -78,7 +101,9 @@ def check_rows(outputs: Sequence[NamedTensor]) -> None:
         raise PayloadTooLarge(f"{row_bytes} bytes for one request, at most {ANSWER_BYTES_MAX} are allowed")
 
 
-def answer_unsendable(message: Outputs | BatchFailed, error: LocalProtocolError) -> BatchFailed:
+def answer_unsendable(
+    message: Outputs | BatchFailed | InputsReturned, error: LocalProtocolError
+) -> BatchFailed:
     """The model gave what the wire does not allow: nobody of these gets outputs."""
     reason = f"outputs of model {message.model_id!r} cannot be sent: {error}"
     code = code_of_unsendable(error)

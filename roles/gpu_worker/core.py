@@ -50,6 +50,7 @@ from roles.gpu_worker.answers import (
     answer_rows,
     done_of,
     release,
+    return_inputs,
     unlaunched,
 )
 from roles.gpu_worker.batches import Batch, granted
@@ -64,6 +65,7 @@ from roles.gpu_worker.events import (
     JoinScheduler,
     KnowFrontends,
     LoadSlice,
+    NoRoom,
     SchedulerAnswers,
     UnloadSlice,
     WatchAgent,
@@ -95,6 +97,7 @@ from roles.runtime.process_events import StopAsked
 NO_MODEL: Final = ModelId("")
 
 SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s after it sent one
+_NO_ROOM: Final = "its worker has no room for more inputs"
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
 )
@@ -173,6 +176,8 @@ class WorkerCore:
                 return self._heard_scheduler(message, late_ms, now_ms)
             case InputsCame():
                 return self._take_inputs(event, now_ms)
+            case NoRoom(inputs):
+                return [return_inputs(inputs, _NO_ROOM)]
             case LeftFirstStage(slice_id, batch_id):
                 return self._leave_first_stage(self._slices[slice_id], batch_id, now_ms)
             case BatchRan():
@@ -413,10 +418,11 @@ class WorkerCore:
                 raise AssertionError("checked before")
 
     def _who_gets_outputs(self, directory: Directory) -> tuple[FrontendInfo, ...]:
-        """Who is listed; and who was, while a batch of it is here: if only its way to the scheduler broke, it still waits for that."""
+        """Who is listed; and who was, while something of it is here: if only its way to the scheduler broke, it still waits for that."""
         listed = {info.frontend_id for info in directory.frontends}
         batches = (batch for slice_ in self._slices.values() for batch in slice_.queue)
-        owed = {part.frontend_id for batch in batches for part in batch.run.parts} - listed
+        owed = {part.frontend_id for batch in batches for part in batch.run.parts} | self._early.senders
+        owed -= listed
         kept = (info for info in self._frontends if info.frontend_id in owed)
         self._frontends = (*directory.frontends, *kept)
         return self._frontends
@@ -467,9 +473,12 @@ class WorkerCore:
             return release(event.payload)
         slice_ = self._slices.get(inputs.slice_id)
         batch = slice_.queue.find(inputs.batch_id) if slice_ is not None else None
+        if self._early.has(inputs) or (batch is not None and inputs.part in batch.inputs):
+            self.counters["inputs_repeated"] += 1
+            return release(event.payload)
         if slice_ is not None and batch in slice_.queue.started:
             self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
-            return release(event.payload)
+            return [*release(event.payload), return_inputs(inputs, "its batch had begun without it")]
         if slice_ is not None and batch is not None:
             actions = self._runs.fit(batch, inputs, event.payload, now_ms)
             # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
@@ -479,7 +488,7 @@ class WorkerCore:
         if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
             return []
         self.counters["inputs_over_pool"] += 1
-        return release(event.payload)
+        return [*release(event.payload), return_inputs(inputs, _NO_ROOM)]
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start and hand over what may, and look ahead."""
@@ -594,6 +603,9 @@ class WorkerCore:
         if expired:
             self.counters["inputs_without_batch"] += len(expired)
             actions += release(*(part.payload for part in expired))
+            actions += [
+                return_inputs(part.inputs, "its batch did not come to the worker") for part in expired
+            ]
         while self._alarms and self._alarms[0][0] <= now_ms:
             alarm = heapq.heappop(self._alarms)
             if self._is_alarm(*alarm):

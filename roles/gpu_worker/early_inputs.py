@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from msgspec import Struct
 
-from fabric.ids import BatchId, SliceId
+from fabric.ids import BatchId, FrontendId, SliceId
 from fabric.messages import Inputs
 from roles.runtime.core import Handle
 
@@ -37,13 +37,17 @@ class EarlyInputs:
         return len(self._parts)
 
     def put(self, inputs: Inputs, payload: Handle, size_bytes: int, now_ms: float) -> bool:
-        """Keep a part; False: there is no room for it, or it is here already."""
+        """Keep a part that is not here yet; False: there is no room for it."""
         key = (inputs.slice_id, inputs.batch_id, inputs.part)
-        if key in self._parts or self._bytes + size_bytes > self._bytes_max or len(self) >= PARTS_MAX:
+        if self._bytes + size_bytes > self._bytes_max or len(self) >= PARTS_MAX:
             return False
         self._bytes += size_bytes
         self._parts[key] = EarlyPart(inputs, payload, size_bytes, now_ms + self._wait_ms)
         return True
+
+    def has(self, inputs: Inputs) -> bool:
+        """Whether that part is here already."""
+        return (inputs.slice_id, inputs.batch_id, inputs.part) in self._parts
 
     def take(self, slice_id: SliceId, batch_id: BatchId, parts: int) -> list[EarlyPart]:
         """What has come for a batch of that many parts."""
@@ -59,6 +63,11 @@ class EarlyInputs:
                 break
             expired.append(self._remove(key))
         return expired
+
+    @property
+    def senders(self) -> set[FrontendId]:
+        """Whose they are."""
+        return {part.inputs.frontend_id for part in self._parts.values()}
 
     @property
     def wake_at_ms(self) -> float | None:

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import BatchId, FrontendId, ModelId, SliceId
-from fabric.messages import BatchFailed, FrontendInfo, Inputs, Outputs, RunBatch, SliceSpec
+from fabric.messages import BatchFailed, FrontendInfo, Inputs, InputsReturned, Outputs, RunBatch, SliceSpec
 from roles.gpu_worker.batches import PartInputs
 from roles.gpu_worker.executors.base import (
     DeviceBroken,
@@ -48,6 +48,12 @@ class InputsCame(Struct, frozen=True, gc=False):
     size_bytes: int
 
 
+class NoRoom(Struct, frozen=True, gc=False):
+    """One part's inputs came, and their tensors could not be kept."""
+
+    inputs: Inputs
+
+
 class BatchRan(Struct, frozen=True, gc=False):
     """The device finished a batch; `outputs` are stacked over the rows that were not rejected."""
 
@@ -69,6 +75,7 @@ WorkerEvent = (
     | AgentUntold
     | StopAsked
     | InputsCame
+    | NoRoom
     | LeftFirstStage
     | BatchRan
     | LoadBegins
@@ -167,7 +174,7 @@ class PushOutputs(Struct, frozen=True, gc=False):
     """Push to a frontend rows `first_row` … `first_row + len(message.seqs) - 1` of the outputs, or those of one head."""
 
     frontend_id: FrontendId
-    message: Outputs | BatchFailed
+    message: Outputs | BatchFailed | InputsReturned
     outputs: Handle = NO_PAYLOAD
     first_row: int = 0
     head: HeadRows | None = None

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final
 
 from fabric.messages import Inputs
-from roles.gpu_worker.answers import answer_failure, done_of, preempted, release, unlaunched
+from roles.gpu_worker.answers import answer_failure, done_of, preempted, release, return_batch, unlaunched
 from roles.gpu_worker.batches import Batch
 from roles.gpu_worker.events import Execute, Recall, WorkerAction
 from roles.gpu_worker.slices import HostedSlice
@@ -151,12 +151,14 @@ class Runs:
     def end_unlaunched(self, batch: Batch) -> list[WorkerAction]:
         """Too late, or stopping, and never begun: everything goes back, what had come as well."""
         self._counters["batches_expired"] += 1
-        return [*release(*batch.payloads()), Send(SCHEDULER, unlaunched(batch.run))]
+        returned = return_batch(batch, "its batch was too late to begin, or its worker stops")
+        return [*returned, Send(SCHEDULER, unlaunched(batch.run))]
 
     def end_preempted(self, batch: Batch) -> list[WorkerAction]:
         """The scheduler wants a larger one to run in its place."""
         self._counters["batches_preempted"] += 1
-        return [*release(*batch.payloads()), Send(SCHEDULER, preempted(batch.run))]
+        returned = return_batch(batch, "its batch was stopped for a larger one", is_queued_again=True)
+        return [*returned, Send(SCHEDULER, preempted(batch.run))]
 
     def end_expired(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
         """A pipeline's stage got it too late: nobody waits for these any more."""

@@ -44,6 +44,7 @@ from roles.gpu_worker.events import (
     KnowFrontends,
     LoadModel,
     LoadSlice,
+    NoRoom,
     PushOutputs,
     Recall,
     Release,
@@ -238,14 +239,14 @@ class WorkerShell:
             gc.freeze()
         return self._from_device(event)
 
-    def _from_frontend(self, received: Received) -> InputsCame | Heard | None:
-        """What there is no room for is dropped and counted: it comes back as `missing`."""
+    def _from_frontend(self, received: Received) -> InputsCame | NoRoom | Heard:
+        """What there is no room for is dropped and counted."""
         if not isinstance(received.message, Inputs):
             return Heard(A_FRONTEND, received.message)
         size_bytes = sum(tensor.array.nbytes for tensor in received.tensors)
         if self._payloads.bytes_kept + size_bytes > self._options.inputs_bytes_max:
             self._core.counters["inputs_over_memory"] += 1
-            return None
+            return NoRoom(received.message)
         handle = self._payloads.put(received.tensors)
         assert handle is not None, "the bound is ours, above"
         return InputsCame(received.message, handle, size_bytes)

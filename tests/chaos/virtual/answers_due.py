@@ -30,7 +30,7 @@ from fabric.messages import (
     SliceReady,
     Withdraw,
 )
-from roles.frontend.requests import Request, RequestState
+from roles.frontend.requests import Pending, Request, RequestState
 from roles.scheduler.core import SchedulerCore
 from tests.chaos.virtual.processes.roles import FrontendProcess, SchedulerProcess, WorkerProcess
 from tests.chaos.virtual.scheduler_tables import SchedulerTables
@@ -44,6 +44,8 @@ Seq = tuple[ModelId, int]
 """As a frontend has announced a request."""
 LATE_MS: Final = 60.0
 """After the loosest deadline of what was announced a scheduler has said what becomes of it."""
+LOST_MS: Final = 500.0
+"""After its grant a request that no worker has is not granted any more."""
 _ABOUT_SLICES: Final = frozenset({Done, NodeHello, SliceChanged, SliceReady})
 _READ: Final = _ABOUT_SLICES | {Arrivals, Withdraw, FrontendHello, RunBatch, Dropped, Returned}
 _SAID: Final = frozenset({Directory, Grant, Dropped, Returned, RunBatch, PreemptBatch, Done})
@@ -160,6 +162,28 @@ class AnswersDue:
             gone = core_._pending._by_slice.keys() - core_._shards.links[0].known._slices.keys()
             if gone:
                 raise Violated(f"{process.place} waits for slices {sorted(gone)}, which are gone")
+            self._look_for_lost(process, core_._pending)
+
+    def _look_for_lost(self, frontend: FrontendProcess, pending: Pending) -> None:
+        """Whoever granted it, and however that one ended: nothing waits long for a batch that its worker does not have."""
+        world = self._world
+        if not pending._by_slice:
+            return
+        disturbed_until_ms = max(path.disturbed_until_ms for path in world.network.paths)
+        for worker in world.workers_alive():
+            since_ms = max(disturbed_until_ms, frontend.resumed_at_ms, worker.resumed_at_ms)
+            if worker.is_stopped or since_ms + LOST_MS > world.now_ms:
+                continue
+            for slice_id, slice_ in worker.shell._core._slices.items():
+                for request in pending.on_slice(slice_id):
+                    place = request.place
+                    assert place is not None, "it is on a slice"
+                    granted_ago_ms = frontend.now_ms() - place.granted_at_ms
+                    if granted_ago_ms < LOST_MS or request.is_queued_again:
+                        continue
+                    if slice_.queue.find(place.batch_id) is None:
+                        what = f"request {request.number}, granted {granted_ago_ms:.0f} ms ago"
+                        raise Violated(f"{frontend.place} keeps {what}, and {slice_id} has not its batch")
 
     def unsettled(self) -> Iterator[str]:
         """What nobody has answered though all is well."""

@@ -14,6 +14,7 @@ from fabric.messages import (
     BatchFailed,
     Done,
     Host,
+    InputsReturned,
     LeftOut,
     Loading,
     Outputs,
@@ -40,6 +41,7 @@ from roles.gpu_worker.events import (
     JoinScheduler,
     KnowFrontends,
     LoadSlice,
+    NoRoom,
     PushOutputs,
     Release,
     SchedulerAnswers,
@@ -237,11 +239,23 @@ def test_inputs_may_come_before_their_batch() -> None:
     assert (done.transfer_ms, done.queue_ms, done.exec_ms) == (0.0, 0.0, 7.0)
 
 
+def inputs_returned(
+    actions: Sequence[WorkerAction],
+) -> list[tuple[FrontendId, BatchId, tuple[int, ...], bool]]:
+    return [
+        (push.frontend_id, push.message.batch_id, tuple(push.message.seqs), push.message.is_queued_again)
+        for push in actions_of(PushOutputs, actions)
+        if isinstance(push.message, InputsReturned)
+    ]
+
+
 def test_inputs_whose_batch_never_comes_are_dropped_and_counted() -> None:
     core = serving_core()
     early = inputs(0, 1)
     core.handle(early, 0.0)
-    assert core.handle(Tick(), WAIT_MS) == [Release((early.payload,))]
+    actions = core.handle(Tick(), WAIT_MS)
+    assert actions_of(Release, actions) == [Release((early.payload,))]
+    assert inputs_returned(actions) == [(FRONTEND, 1, (0, 1), False)], "who granted them may be gone"
     assert core.counters["inputs_without_batch"] == 1
 
 
@@ -249,8 +263,35 @@ def test_early_inputs_are_bounded_in_bytes() -> None:
     core = serving_core()
     core.handle(inputs(0, 1, size_bytes=BYTES_MAX), 0.0)
     over = inputs(5, batch_id=2, size_bytes=1)
-    assert core.handle(over, 1.0) == [Release((over.payload,))]
+    actions = core.handle(over, 1.0)
+    assert actions_of(Release, actions) == [Release((over.payload,))]
+    assert inputs_returned(actions) == [(FRONTEND, 2, (5,), False)]
     assert core.counters["inputs_over_pool"] == 1
+
+
+def test_inputs_that_the_process_has_no_memory_for_are_returned() -> None:
+    assert inputs_returned(serving_core().handle(NoRoom(inputs(0, 1).inputs), 0.0)) == [
+        (FRONTEND, 1, (0, 1), False)
+    ]
+
+
+def test_inputs_of_a_batch_that_never_begins_are_returned_to_those_whose_they_are() -> None:
+    core = serving_core()
+    core.handle(run_batch(), 0.0)
+    core.handle(inputs(0, 1), 0.0)
+    second = [part((7, 3), frontend_id=OTHER_FRONTEND), part((2, 1))]
+    core.handle(run_batch(*second, batch_id=2, latest_in_ms=20.0, expires_in_ms=30.0), 0.0)
+    core.handle(inputs(7, 9, batch_id=2, frontend_id=OTHER_FRONTEND), 0.0)
+    actions = core.handle(ran(began_at_ms=0.0, exec_ms=60.0), 60.0)
+    assert inputs_returned(actions) == [(OTHER_FRONTEND, 2, (7, 9), False)]
+
+
+def test_inputs_of_a_batch_that_is_stopped_are_returned_as_queued_again() -> None:
+    core = serving_core()
+    core.handle(run_batch(part((0, 2)), part((7, 3), frontend_id=OTHER_FRONTEND), batch_id=2), 0.0)
+    core.handle(inputs(0, batch_id=2), 1.0)
+    actions = core.handle(Heard(SCHEDULER, PreemptBatch(BatchId(2), SLICE)), 2.0)
+    assert inputs_returned(actions) == [(FRONTEND, 2, (0,), True)]
 
 
 def test_frames_for_another_incarnation_are_dropped_and_counted() -> None:
@@ -295,7 +336,9 @@ def test_at_its_latest_start_a_batch_goes_with_what_came() -> None:
     (execute,) = actions_of(Execute, core.handle(Tick(), 10.0))
     assert [piece.live_seqs for piece in execute.parts] == [(0, 1)]
     too_late = inputs(7, number=1, frontend_id=OTHER_FRONTEND)
-    assert core.handle(too_late, 11.0) == [Release((too_late.payload,))]
+    actions = core.handle(too_late, 11.0)
+    assert actions_of(Release, actions) == [Release((too_late.payload,))]
+    assert inputs_returned(actions) == [(OTHER_FRONTEND, 1, (7,), False)]
     done = sent(Done, core.handle(ran(), 17.0))[0]
     assert (done.status, done.ran, done.missing) == ("ok", 2, (late,))
 
@@ -770,6 +813,17 @@ def test_a_frontend_that_is_listed_no_more_gets_the_outputs_of_its_batches() -> 
     core.handle(ran(), 7.0)
     (known,) = actions_of(KnowFrontends, core.handle(nobody, 8.0))
     assert known.frontends == ()
+
+
+def test_a_frontend_that_is_listed_no_more_hears_of_inputs_whose_batch_never_comes() -> None:
+    """The scheduler that granted them is gone, and the one after it does not know the frontend yet."""
+    core = serving_core()
+    core.handle(worker_directory(SLICE), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    nobody = Heard(SCHEDULER, replace(worker_directory(SLICE).message, frontends=()))
+    (known,) = actions_of(KnowFrontends, core.handle(nobody, 2.0))
+    assert [one.frontend_id for one in known.frontends] == [FRONTEND]
+    assert inputs_returned(core.handle(Tick(), 1.0 + WAIT_MS)) == [(FRONTEND, 1, (0, 1), False)]
 
 
 def test_the_agent_can_ask_how_it_goes() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fabric.ids import SliceId
-from fabric.messages import BatchFailed, Done, Outputs
+from fabric.messages import BatchFailed, Done, InputsReturned, Outputs
 from roles.gpu_worker.core import WorkerCore
 from roles.gpu_worker.events import (
     BatchRan,
@@ -195,6 +195,7 @@ RUN_APART_AT_ITS_END = [
 def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list[PlannedBatch]) -> None:
     world = World(planned=planned)
     live: set[tuple[int, str, int]] = set()
+    came_at_all: set[tuple[int, str, int]] = set()
     for number, batch in enumerate(planned):
         pieces = [part((0, piece.requests), frontend_id=piece.frontend_id) for piece in batch.parts]
         run = run_batch(
@@ -211,6 +212,7 @@ def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list
             live |= {(number, piece.frontend_id, seq) for seq in seqs}
             if piece.sent_at_ms is None:
                 continue
+            came_at_all |= {(number, piece.frontend_id, seq) for seq in seqs}
             for _ in range(2 if piece.is_repeated else 1):
                 came = inputs(
                     *seqs,
@@ -248,6 +250,17 @@ def test_every_batch_ends_once_and_every_live_request_has_one_fate(planned: list
                 pass
     assert fates == Counter(live)
     assert not world.kept, "every payload is released"
+    told: set[tuple[int, str, int]] = set()
+    for action in world.actions:
+        if isinstance(action, PushOutputs):
+            said = action.message
+            rows = {(int(said.batch_id), str(action.frontend_id), seq) for seq in said.seqs}
+            is_returned = isinstance(said, InputsReturned)
+            assert is_returned or told.isdisjoint(rows), (
+                "what was given back, or answered, is not answered again"
+            )
+            told |= rows
+    assert told == came_at_all, "whatever came is answered, or given back"
     assert not any(world.devices.of(SliceId(slice_id)) for slice_id in SLICES)
 
 
