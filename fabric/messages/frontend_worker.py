@@ -48,14 +48,10 @@ class BatchFailed(Message, frozen=True, tag=32):
 
 
 class InputsReturned(Message, frozen=True, tag=33):
-    """Worker -> frontend: these came, and were not run. Its scheduler says so too, unless it is gone.
-
-    `is_queued_again`: their batch was stopped, and the scheduler has them in its queue, or has granted them again.
-    """
+    """Worker -> frontend: these came, and were not run. What becomes of them the scheduler says that granted them, unless it is gone."""
 
     batch_id: BatchId
     slice_id: SliceId
     model_id: ModelId
     seqs: Listed[int]
     reason: str
-    is_queued_again: bool = False

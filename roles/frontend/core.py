@@ -533,13 +533,11 @@ class FrontendCore:
         """All that is queued there, or was. A scheduler that was only silent still has it: take that back."""
         stale: dict[ModelId, list[int]] = {}
         for request in tuple(self._pending):  # one that was granted too often is refused
-            is_queued = request.stage is RequestState.ANNOUNCED or request.is_queued_again
+            is_queued = request.stage is RequestState.ANNOUNCED or request.are_inputs_back
             if is_queued and request.shard == link.number:
                 stale.setdefault(request.model_id, []).append(request.seq)
-                if request.is_queued_again:
-                    self._requests.returned(
-                        request, "it was stopped, and its scheduler may have forgotten it"
-                    )
+                if request.are_inputs_back:
+                    self._requests.returned(request, "its worker gave its inputs back")
                     continue
                 self._requests.take_back((request,))
                 self._requests.gather(request)
@@ -610,8 +608,8 @@ class FrontendCore:
                 continue
             if isinstance(message, BatchFailed):
                 self._requests.refuse(request, REQUEST_ERRORS.get(message.code, Internal), message.reason)
-            elif message.is_queued_again and self._is_of_the_active_one(request):
-                request.is_queued_again = True
+            elif self._is_of_the_active_one(request):
+                request.are_inputs_back = True
             else:
                 self._requests.returned(request, message.reason)
 

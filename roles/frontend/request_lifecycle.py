@@ -171,7 +171,7 @@ class RequestLifecycle:
             self.refuse(request, error, reason)
 
     def returned(self, request: Request, reason: str) -> None:
-        """Its batch did not run, through no fault of its own: by its scheduler, or by the worker where that is quicker, or gone."""
+        """Its batch did not run, through no fault of its own."""
         self.give_back(request, Overloaded, f"its batch did not run: {reason}", was_late=True)
 
     def leave_queue(self, request: Request) -> None:

@@ -123,9 +123,7 @@ class Request:
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = TRIES_MAX  # how often it may be announced again after a grant that came to nothing
     late_returns_left: int = LATE_RETURNS_MAX  # and before that, where its batch did not run for being late
-    is_queued_again: bool = (
-        False  # while granted: its batch was stopped, its scheduler speaks of it once more
-    )
+    are_inputs_back: bool = False  # while granted: it was not run, and its scheduler has not said so yet
     has_lost_worker: bool = False
     task: TaskId | None = None  # it is a stage's, and no client's
     is_application: bool = False  # it waits for its tasks, and is never announced itself
@@ -263,7 +261,7 @@ class Pending:
 
     def leave_slice(self, request: Request) -> None:
         """No longer there; nothing if it was on none."""
-        request.is_queued_again = False
+        request.are_inputs_back = False
         if request.place is None:
             return
         granted = self._by_slice[request.place.slice_id]

@@ -72,26 +72,21 @@ def answer_failure(batch: Batch, code: str, reason: str) -> list[WorkerAction]:
 
 
 def return_inputs(inputs: Inputs, reason: str) -> PushOutputs:
-    """What came will not be run, and whose it is need not wait for the scheduler to say so, which may be gone."""
+    """What came will not be run: the scheduler, which would say so to whose it is, may be gone."""
     message = InputsReturned(inputs.batch_id, inputs.slice_id, inputs.model_id, inputs.live_seqs, reason)
     return PushOutputs(inputs.frontend_id, message)
 
 
-def return_batch(batch: Batch, reason: str, *, is_queued_again: bool = False) -> list[WorkerAction]:
+def return_batch(batch: Batch, reason: str) -> list[WorkerAction]:
     """The same, of all that came for a batch; its tensors are let go."""
     run = batch.run
-    return [
-        *release(*batch.payloads()),
-        *(
-            PushOutputs(
-                frontend_id,
-                InputsReturned(
-                    run.batch_id, run.slice_id, run.model_id, part.live_seqs, reason, is_queued_again
-                ),
-            )
-            for frontend_id, part in batch.live()
-        ),
+    returned = [
+        PushOutputs(
+            frontend_id, InputsReturned(run.batch_id, run.slice_id, run.model_id, part.live_seqs, reason)
+        )
+        for frontend_id, part in batch.live()
     ]
+    return [*release(*batch.payloads()), *returned]
 
 
 def check_rows(outputs: Sequence[NamedTensor]) -> None:

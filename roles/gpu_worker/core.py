@@ -118,6 +118,7 @@ COUNTED: Final = (
     "inputs_late",
     "inputs_over_memory",
     "inputs_over_pool",
+    "inputs_repeated",
     "inputs_unfit",
     "inputs_without_batch",
     "messages_refused",

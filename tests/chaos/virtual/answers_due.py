@@ -179,7 +179,7 @@ class AnswersDue:
                     place = request.place
                     assert place is not None, "it is on a slice"
                     granted_ago_ms = frontend.now_ms() - place.granted_at_ms
-                    if granted_ago_ms < LOST_MS or request.is_queued_again:
+                    if granted_ago_ms < LOST_MS or request.are_inputs_back:
                         continue
                     if slice_.queue.find(place.batch_id) is None:
                         what = f"request {request.number}, granted {granted_ago_ms:.0f} ms ago"

@@ -34,6 +34,7 @@ from roles.frontend.events import (
     ClientSaid,
     DropSlice,
     FrontendAction,
+    FrontendEvent,
     OpenSlice,
     Preprocess,
     Preprocessed,
@@ -434,44 +435,47 @@ def test_a_failed_batch_is_refused_with_its_code_and_reason() -> None:
     assert refusals(core.handle(WorkerSaid(failed), 2.0)) == [(1, "Internal"), (2, "Internal")]
 
 
-def inputs_returned(*seqs: int, is_queued_again: bool = False) -> WorkerSaid:
-    return WorkerSaid(InputsReturned(BatchId(1), SLICE, DIGITS, seqs, "it did not come", is_queued_again))
+def inputs_returned(*seqs: int) -> WorkerSaid:
+    return WorkerSaid(InputsReturned(BatchId(1), SLICE, DIGITS, seqs, "its batch did not come"))
 
 
-def test_a_request_whose_inputs_a_worker_gives_back_is_announced_again_though_nobody_else_says_so() -> None:
+def test_what_becomes_of_inputs_that_are_back_is_for_the_scheduler_to_say_that_granted_them() -> None:
     core = linked_core()
-    announced(core, 2)
-    core.handle(grant((0, 2)), 10.0)
-    core.handle(inputs_returned(0), 30.0)
-    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 30.0)))
-    assert (run.first_seq, run.count) == (2, 1)
-    assert core.handle(returned((0, 1)), 31.0) == [], "its scheduler says it later, where it lives"
-    assert answers(core.handle(computed(1), 32.0)) == [2], "the other one ran"
-
-
-def test_a_request_that_its_scheduler_has_queued_again_is_announced_to_the_one_after_it() -> None:
-    core = linked_core()
-    announced(core, 2)
-    core.handle(grant((0, 2)), 10.0)
-    core.handle(inputs_returned(0, 1, is_queued_again=True), 11.0)
+    announced(core, 3)
+    core.handle(grant((0, 3)), 10.0)
+    core.handle(inputs_returned(0, 1, 2), 11.0)
+    assert told(core.handle(TurnEnded(), 11.0)) == []
+    core.handle(returned((0, 1)), 12.0)
     core.handle(grant((1, 1), batch_id=2), 12.0)
-    assert told(core.handle(TurnEnded(), 12.0)) == [], "the scheduler has them"
-    core.handle(directory(lists_frontend=False), 13.0)
-    core.handle(directory(), 14.0)
-    said = told(core.handle(TurnEnded(), 14.0))
-    assert [(run.first_seq, run.count) for run in of_type(Arrivals, said)] == [(2, 1)]
-    assert answers(core.handle(computed(1, batch_id=2), 15.0)) == [2]
+    assert refusals(core.handle(dropped((2, 1)), 12.0)) == [(3, "Overloaded")]
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 12.0)))
+    assert (run.first_seq, run.count) == (3, 1)
+    assert answers(core.handle(computed(1, batch_id=2), 13.0)) == [2]
 
 
-def test_a_request_that_a_scheduler_of_the_past_has_queued_again_is_announced_at_once() -> None:
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_inputs_that_are_back_are_announced_to_the_next_scheduler(*, is_known_before: bool) -> None:
+    core = linked_core()
+    announced(core, 2)
+    core.handle(grant((0, 1)), 10.0)
+    core.handle(grant((1, 1), batch_id=2), 10.0)
+    events: list[FrontendEvent] = [inputs_returned(0), replace(directory(), epoch=2)]
+    for event in events if is_known_before else reversed(events):
+        core.handle(event, 13.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 14.0)))
+    assert (run.first_seq, run.count) == (2, 1)
+    assert answers(core.handle(computed(1, batch_id=2), 15.0)) == [2], "it runs on"
+
+
+def test_inputs_that_are_back_are_announced_again_to_a_scheduler_that_was_silent() -> None:
     core = linked_core()
     announced(core, 1)
     core.handle(grant((0, 1)), 10.0)
-    core.handle(replace(directory(), epoch=2), 13.0)
-    core.handle(inputs_returned(0, is_queued_again=True), 14.0)
-    assert [
-        (run.first_seq, run.count) for run in of_type(Arrivals, told(core.handle(TurnEnded(), 14.0)))
-    ] == [(1, 1)]
+    core.handle(inputs_returned(0), 11.0)
+    core.handle(directory(lists_frontend=False), 13.0)
+    said = [*told(core.handle(directory(), 14.0)), *told(core.handle(TurnEnded(), 14.0))]
+    assert [one.runs for one in of_type(Withdraw, said)] == [(SeqRun(0, 1),)], "it may have queued it again"
+    assert [(run.first_seq, run.count) for run in of_type(Arrivals, said)] == [(1, 1)]
 
 
 def test_a_returned_request_is_announced_again_with_what_is_left() -> None:

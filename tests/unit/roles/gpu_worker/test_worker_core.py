@@ -241,9 +241,9 @@ def test_inputs_may_come_before_their_batch() -> None:
 
 def inputs_returned(
     actions: Sequence[WorkerAction],
-) -> list[tuple[FrontendId, BatchId, tuple[int, ...], bool]]:
+) -> list[tuple[FrontendId, BatchId, tuple[int, ...]]]:
     return [
-        (push.frontend_id, push.message.batch_id, tuple(push.message.seqs), push.message.is_queued_again)
+        (push.frontend_id, push.message.batch_id, tuple(push.message.seqs))
         for push in actions_of(PushOutputs, actions)
         if isinstance(push.message, InputsReturned)
     ]
@@ -255,7 +255,7 @@ def test_inputs_whose_batch_never_comes_are_dropped_and_counted() -> None:
     core.handle(early, 0.0)
     actions = core.handle(Tick(), WAIT_MS)
     assert actions_of(Release, actions) == [Release((early.payload,))]
-    assert inputs_returned(actions) == [(FRONTEND, 1, (0, 1), False)], "who granted them may be gone"
+    assert inputs_returned(actions) == [(FRONTEND, 1, (0, 1))], "who granted them may be gone"
     assert core.counters["inputs_without_batch"] == 1
 
 
@@ -265,14 +265,12 @@ def test_early_inputs_are_bounded_in_bytes() -> None:
     over = inputs(5, batch_id=2, size_bytes=1)
     actions = core.handle(over, 1.0)
     assert actions_of(Release, actions) == [Release((over.payload,))]
-    assert inputs_returned(actions) == [(FRONTEND, 2, (5,), False)]
+    assert inputs_returned(actions) == [(FRONTEND, 2, (5,))]
     assert core.counters["inputs_over_pool"] == 1
 
 
 def test_inputs_that_the_process_has_no_memory_for_are_returned() -> None:
-    assert inputs_returned(serving_core().handle(NoRoom(inputs(0, 1).inputs), 0.0)) == [
-        (FRONTEND, 1, (0, 1), False)
-    ]
+    assert inputs_returned(serving_core().handle(NoRoom(inputs(0, 1).inputs), 0.0)) == [(FRONTEND, 1, (0, 1))]
 
 
 def test_inputs_of_a_batch_that_never_begins_are_returned_to_those_whose_they_are() -> None:
@@ -283,15 +281,15 @@ def test_inputs_of_a_batch_that_never_begins_are_returned_to_those_whose_they_ar
     core.handle(run_batch(*second, batch_id=2, latest_in_ms=20.0, expires_in_ms=30.0), 0.0)
     core.handle(inputs(7, 9, batch_id=2, frontend_id=OTHER_FRONTEND), 0.0)
     actions = core.handle(ran(began_at_ms=0.0, exec_ms=60.0), 60.0)
-    assert inputs_returned(actions) == [(OTHER_FRONTEND, 2, (7, 9), False)]
+    assert inputs_returned(actions) == [(OTHER_FRONTEND, 2, (7, 9))]
 
 
-def test_inputs_of_a_batch_that_is_stopped_are_returned_as_queued_again() -> None:
+def test_inputs_of_a_batch_that_is_stopped_are_returned() -> None:
     core = serving_core()
     core.handle(run_batch(part((0, 2)), part((7, 3), frontend_id=OTHER_FRONTEND), batch_id=2), 0.0)
     core.handle(inputs(0, batch_id=2), 1.0)
     actions = core.handle(Heard(SCHEDULER, PreemptBatch(BatchId(2), SLICE)), 2.0)
-    assert inputs_returned(actions) == [(FRONTEND, 2, (0,), True)]
+    assert inputs_returned(actions) == [(FRONTEND, 2, (0,))]
 
 
 def test_frames_for_another_incarnation_are_dropped_and_counted() -> None:
@@ -338,7 +336,7 @@ def test_at_its_latest_start_a_batch_goes_with_what_came() -> None:
     too_late = inputs(7, number=1, frontend_id=OTHER_FRONTEND)
     actions = core.handle(too_late, 11.0)
     assert actions_of(Release, actions) == [Release((too_late.payload,))]
-    assert inputs_returned(actions) == [(OTHER_FRONTEND, 1, (7,), False)]
+    assert inputs_returned(actions) == [(OTHER_FRONTEND, 1, (7,))]
     done = sent(Done, core.handle(ran(), 17.0))[0]
     assert (done.status, done.ran, done.missing) == ("ok", 2, (late,))
 
@@ -823,7 +821,7 @@ def test_a_frontend_that_is_listed_no_more_hears_of_inputs_whose_batch_never_com
     nobody = Heard(SCHEDULER, replace(worker_directory(SLICE).message, frontends=()))
     (known,) = actions_of(KnowFrontends, core.handle(nobody, 2.0))
     assert [one.frontend_id for one in known.frontends] == [FRONTEND]
-    assert inputs_returned(core.handle(Tick(), 1.0 + WAIT_MS)) == [(FRONTEND, 1, (0, 1), False)]
+    assert inputs_returned(core.handle(Tick(), 1.0 + WAIT_MS)) == [(FRONTEND, 1, (0, 1))]
 
 
 def test_the_agent_can_ask_how_it_goes() -> None:
