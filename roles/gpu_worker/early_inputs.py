@@ -37,17 +37,16 @@ class EarlyInputs:
         return len(self._parts)
 
     def put(self, inputs: Inputs, payload: Handle, size_bytes: int, now_ms: float) -> bool:
-        """Keep a part that is not here yet; False: there is no room for it."""
-        key = (inputs.slice_id, inputs.batch_id, inputs.part)
-        if self._bytes + size_bytes > self._bytes_max or len(self) >= PARTS_MAX:
+        """Keep a part; False: there is no room for it, or it is here already."""
+        if self.has(inputs) or self._bytes + size_bytes > self._bytes_max or len(self) >= PARTS_MAX:
             return False
         self._bytes += size_bytes
-        self._parts[key] = EarlyPart(inputs, payload, size_bytes, now_ms + self._wait_ms)
+        self._parts[_key(inputs)] = EarlyPart(inputs, payload, size_bytes, now_ms + self._wait_ms)
         return True
 
     def has(self, inputs: Inputs) -> bool:
         """Whether that part is here already."""
-        return (inputs.slice_id, inputs.batch_id, inputs.part) in self._parts
+        return _key(inputs) in self._parts
 
     def take(self, slice_id: SliceId, batch_id: BatchId, parts: int) -> list[EarlyPart]:
         """What has come for a batch of that many parts."""
@@ -78,3 +77,7 @@ class EarlyInputs:
         part = self._parts.pop(key)
         self._bytes -= part.size_bytes
         return part
+
+
+def _key(inputs: Inputs) -> tuple[SliceId, BatchId, int]:
+    return inputs.slice_id, inputs.batch_id, inputs.part
