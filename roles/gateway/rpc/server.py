@@ -46,6 +46,11 @@ class RpcServer:
         """Since the start."""
         return self._service.calls
 
+    @property
+    def under_way(self) -> int:
+        """Now; a stream is one."""
+        return self._service.under_way
+
     async def open(self) -> str:
         """Listen; where. Raises ConfigError."""
         config = self._config

@@ -63,12 +63,13 @@ class RpcService:
         """
         self._budget = budget
         self._calls_max = calls_max
-        self._under_way = 0
         self._service = service
         self._repository = repository
         self._tokens = tokens
         self.calls = 0
         """Since the start."""
+        self.under_way = 0
+        """Calls that have room now, at most `calls_max`; a stream is one."""
         self._documents: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -120,13 +121,13 @@ class RpcService:
     def _admit(self, context: Any, metadata: dict[str, str]) -> None:
         """Make room for a call until its answer is sent. Raises Unauthorised, Overloaded."""
         self._check_token(metadata)
-        if self._under_way >= self._calls_max:
+        if self.under_way >= self._calls_max:
             raise Overloaded(f"there are {self._calls_max} calls")
-        self._under_way += 1
+        self.under_way += 1
         context.add_done_callback(self._ended)
 
     def _ended(self, _: Any) -> None:
-        self._under_way -= 1
+        self.under_way -= 1
 
     async def _unary(self, answering: Answering, _: Any, context: Any) -> Any:
         """One message, and one answer."""
