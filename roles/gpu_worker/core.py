@@ -311,7 +311,7 @@ class WorkerCore:
             if slice_.state is HostedState.READY:
                 actions.append(Send(AGENT, self._registration.slice_ready(slice_)))
             elif slice_.state is HostedState.FAILED:
-                actions.append(Send(AGENT, SliceFailed(slice_id, self._identity.incarnation, slice_.reason)))
+                actions.append(Send(AGENT, self._unloadable(slice_)))
             if slice_.loading is not None:
                 actions.append(Send(AGENT, Loading(slice_id, slice_.loading)))
         return actions
@@ -376,8 +376,11 @@ class WorkerCore:
         slice_.loading = None
         slice_.go_on(HostedTransition.BROKEN)
         slice_.reason = event.reason
-        failed = SliceFailed(event.slice_id, self._identity.incarnation, event.reason)
-        return [Send(AGENT, failed), *self._forget_if_drained(slice_)]
+        return [Send(AGENT, self._unloadable(slice_)), *self._forget_if_drained(slice_)]
+
+    def _unloadable(self, slice_: HostedSlice) -> SliceFailed:
+        slice_id, incarnation = slice_.spec.slice_id, self._identity.incarnation
+        return SliceFailed(slice_id, incarnation, slice_.reason, is_unloadable=True)
 
     def _break(
         self,

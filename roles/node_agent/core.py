@@ -480,9 +480,7 @@ class NodeAgentCore:
                 worker.loading.pop(slice_id, None)
                 self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)
                 self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
-            case SliceFailed() if (
-                message.model_id or self._reports.is_ready(slice_id) or worker.ended_after_serving
-            ):
+            case SliceFailed(is_unloadable=False):
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):
                 worker.loading.pop(slice_id, None)

@@ -79,7 +79,10 @@ class Worker:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for spec in host.slices:
             if how == "fail":
-                self.link.send(AGENT, SliceFailed(spec.slice_id, self.incarnation, "the loader raised"))
+                self.link.send(
+                    AGENT,
+                    SliceFailed(spec.slice_id, self.incarnation, "the loader raised", is_unloadable=True),
+                )
             else:
                 ready = SliceReady(spec.slice_id, self.incarnation, host.node_id, spec.gpu, (), ())
                 self.link.send(AGENT, ready)

@@ -75,7 +75,8 @@ class Run:
         elif kind < 0.65 and worker_id:
             slice_id = draws.choice(self.alive[worker_id]).slice_id
             news: AnyMessage = SliceReady(slice_id, BOOTS[0], NODE, 0, ("ipc://in",), ())
-            self.say(worker_id, news if draws.random() < 0.8 else SliceFailed(slice_id, BOOTS[0], "no"))
+            failed = SliceFailed(slice_id, BOOTS[0], "no", is_unloadable=draws.random() < 0.5)
+            self.say(worker_id, news if draws.random() < 0.8 else failed)
         elif kind < 0.7 and worker_id:
             del self.alive[worker_id]
             self.feed(ProcessExited(worker_id, 1, "last words"))

@@ -55,11 +55,6 @@ class Worker:
         return next((spec.gpu for spec in self.slices.values() if spec.device == "cuda"), None)
 
     @property
-    def ended_after_serving(self) -> bool:
-        """Its process has ended, for another reason than a model that cannot be loaded, and the next one has not begun."""
-        return self.state is WorkerState.WAITING and self.unready_since_ms is None
-
-    @property
     def is_ending(self) -> bool:
         """Nothing it says counts any more."""
         return self.state in ENDING
@@ -268,7 +263,7 @@ class Workers:
             self._actions.append(Terminate(worker.worker_id))
 
     def broke(self, worker: Worker, failed: SliceFailed, now_ms: float) -> None:
-        """A slice that has worked does no more: its device broke or a model hung, and a new process may do."""
+        """A slice works no more: its device broke, be it while it loaded, or a model hung, and a new process may do."""
         worker.end_reason = failed.reason[:REASON_CHARS_MAX]
         if failed.model_id:
             self._suspect(worker, failed.slice_id, failed.model_id, now_ms)

@@ -157,7 +157,7 @@ def test_a_loader_that_raises_fails_its_slice_and_no_other() -> None:
     core = worker_core()
     core.handle(host(good, bad), 0.0)
     actions = core.handle(LoadFailed(bad.slice_id, "no such file"), 1.0)
-    assert actions == [Send(AGENT, SliceFailed(bad.slice_id, BOOT, "no such file"))]
+    assert actions == [Send(AGENT, SliceFailed(bad.slice_id, BOOT, "no such file", is_unloadable=True))]
     assert len(sent(SliceReady, core.handle(loaded(good), 2.0))) == 1
 
 
@@ -677,7 +677,9 @@ def test_a_slice_of_which_every_model_is_left_out_fails() -> None:
     host_it = Host(NodeId("node-0"), (slice_spec(),), SCHEDULER_AT, left_out=(out,))
     core.handle(Heard(AGENT, host_it), 0.0)
     actions = core.handle(Loaded(SLICE, ()), 0.0)
-    assert sent(SliceFailed, actions) == [SliceFailed(SLICE, BOOT, "resnet50: hung 3 times")]
+    assert sent(SliceFailed, actions) == [
+        SliceFailed(SLICE, BOOT, "resnet50: hung 3 times", is_unloadable=True)
+    ]
 
 
 def failed() -> RunFailed:

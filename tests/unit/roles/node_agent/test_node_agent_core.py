@@ -518,7 +518,8 @@ def test_a_stranger_that_says_hello_is_sent_away() -> None:
 
 
 def fail(host: Agent, worker_id: str, slice_id: str) -> Sequence[AgentAction]:
-    return host.hear(worker_id, SliceFailed(SliceId(slice_id), incarnation(worker_id), "loader raised"))
+    failed = SliceFailed(SliceId(slice_id), incarnation(worker_id), "loader raised", is_unloadable=True)
+    return host.hear(worker_id, failed)
 
 
 def test_a_slice_whose_loader_failed_is_reported_and_tried_again_after_a_rest() -> None:
@@ -585,9 +586,10 @@ def test_an_agent_that_stops_says_of_no_slice_that_it_is_tried_again() -> None:
 def test_a_slice_that_breaks_after_it_was_ready_gets_a_new_process() -> None:
     host = Agent("cuda")
     (started,) = host.serve(spec("x", "cuda"))
-    actions = fail(host, started.worker_id, "x")
+    broken = SliceFailed(SliceId("x"), incarnation(started.worker_id), "CUDA error")
+    actions = host.hear(started.worker_id, broken)
     assert [(report.status.state, report.status.reason) for report in reports(actions)] == [
-        ("lost", "loader raised")
+        ("lost", "CUDA error")
     ]
     assert Terminate(started.worker_id) in actions
     host.exit(started.worker_id, 1)
@@ -887,6 +889,28 @@ def test_a_model_that_breaks_the_device_when_it_is_loaded_is_left_out() -> None:
         host.exit(spawn.worker_id, code=1)
         (spawn,) = spawns(host.until(host.now_ms + 150.0))
     assert [one.model_id for one in hosted_by(host, spawn.worker_id).left_out] == ["bad"]
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("knows_its_end", [False, True])
+def test_a_slice_whose_device_breaks_is_started_again_also_while_it_loads(
+    knows_its_end: bool, is_loaded: bool
+) -> None:
+    """Only what no new process could load rests for a minute."""
+    host = Agent()
+    (spawn,) = spawns(host.want(two()))
+    for _ in range(2):
+        host.greet(spawn.worker_id)
+        if is_loaded:
+            host.ready(spawn.worker_id, "x")
+        broken = SliceFailed(SliceId("x"), incarnation(spawn.worker_id), "it fell off the bus")
+        if knows_its_end:
+            host.exit(spawn.worker_id, code=1)
+            assert changes(host.hear(spawn.worker_id, broken)) == []
+        else:
+            assert changes(host.hear(spawn.worker_id, broken)) == [("x", "lost")]
+            host.exit(spawn.worker_id, code=1)
+        (spawn,) = spawns(host.until(host.now_ms + 2_500.0))
 
 
 @pytest.mark.parametrize("guilty", ["", "bad"])
