@@ -40,7 +40,7 @@ class SliceFailed(Message, frozen=True, tag=52):
     """Worker -> agent: this slice cannot be served; its reason in words.
 
     `model_id`: it ends because of that model, whose run hung or whose load broke the device; empty: for another reason.
-    `is_unloadable`: no model of it loads, and in a new process none would. Else its device broke: the process ends, and a new one may serve it.
+    `is_unloadable`: no model of it loads, and in a new process hardly one would now. Else its device broke: the process ends, and a new one may serve it.
     """
 
     slice_id: SliceId

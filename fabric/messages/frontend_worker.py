@@ -48,7 +48,10 @@ class BatchFailed(Message, frozen=True, tag=32):
 
 
 class InputsReturned(Message, frozen=True, tag=33):
-    """Worker -> frontend: these came, and were not run. What becomes of them the scheduler says that granted them, unless it is gone."""
+    """Worker -> frontend: these came, and have no outputs: they were not run, or stopped. What becomes of them the scheduler says that granted them.
+
+    It says so within 100 ms, or is gone.
+    """
 
     batch_id: BatchId
     slice_id: SliceId

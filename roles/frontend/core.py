@@ -109,6 +109,7 @@ from roles.runtime.peer_checks import Offences, Verdict
 from roles.runtime.process_events import StopAsked
 
 SHARDS_WAIT_MS: Final = 1_000.0  # of a start: a shard that does not answer by then is down
+_INPUTS_BACK: Final = "its worker gave its inputs back"
 ID_DIGITS = (
     6  # of an incarnation in a request's name: two frontends are told apart, and people can still type it
 )
@@ -119,6 +120,7 @@ _COUNTED: Final = (
     "answers",
     "epochs_refused",
     "grants",
+    "inputs_returned",
     "late_cancels",
     "missed_grants",
     "pushes_refused",
@@ -176,10 +178,11 @@ class FrontendCore:
     @property
     def wake_at_ms(self) -> float | None:
         """The earliest deadline, or the next hello."""
-        deadline_at_ms = self._pending.next_deadline_at_ms
-        if self._shards.are_linked and not self._drain.has_begun:
+        deadline_at_ms, back_at_ms = self._pending.next_deadline_at_ms, self._pending.inputs_back_until_ms
+        if back_at_ms is None and self._shards.are_linked and not self._drain.has_begun:
             return deadline_at_ms
-        moments = (deadline_at_ms, self._shards.wake_at_ms, self._drain.wake_at_ms(self._now_ms))
+        drained_at_ms = self._drain.wake_at_ms(self._now_ms)
+        moments = (deadline_at_ms, back_at_ms, self._shards.wake_at_ms, drained_at_ms)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def is_drained(self, now_ms: float) -> bool:
@@ -244,9 +247,13 @@ class FrontendCore:
                 self._go_on()
                 continue
             self._doubt_scheduler(late)
-            if late.stage is RequestState.GRANTED:
+            if late.stage is RequestState.GRANTED and not late.are_inputs_back:
                 self._estimates.note_end(late, now_ms)
             self._requests.refuse(late, DeadlineExceeded, _why_late(late))
+        back_at_ms = self._pending.inputs_back_until_ms
+        if back_at_ms is not None and back_at_ms <= now_ms:
+            for request in self._pending.unsaid(now_ms):
+                self._requests.returned(request, _INPUTS_BACK)
         match event:
             case Asked(peer, message):
                 if self._is_clients(peer, message):
@@ -435,7 +442,7 @@ class FrontendCore:
                 self._now_ms,
                 grant.waited_ms,
                 grant.reason,
-                link.registration.epoch,
+                link.registration.times,
             )
             self._pending.enter_slice(request, place)
         inputs = Inputs(
@@ -487,7 +494,8 @@ class FrontendCore:
         for slice_ in change.gone:
             for request in self._pending.on_slice(slice_.slice_id):
                 reason = f"slice {slice_.slice_id} was lost"
-                self._requests.give_back(request, WorkerLost, reason, may_have_run=True)
+                may_have_run = not request.are_inputs_back
+                self._requests.give_back(request, WorkerLost, reason, may_have_run=may_have_run)
         if change.removed:
             removed = set(change.removed)
             announced = (one for one in self._pending if one.shard == link.number and one.model_id in removed)
@@ -537,7 +545,7 @@ class FrontendCore:
             if is_queued and request.shard == link.number:
                 stale.setdefault(request.model_id, []).append(request.seq)
                 if request.are_inputs_back:
-                    self._requests.returned(request, "its worker gave its inputs back")
+                    self._requests.returned(request, _INPUTS_BACK)
                     continue
                 self._requests.take_back((request,))
                 self._requests.gather(request)
@@ -563,11 +571,11 @@ class FrontendCore:
             self._out.append(Tell(hello, link.number))
 
     def _doubt_scheduler(self, late: Request) -> None:
-        """A request expired in its queue, though its budget there is tighter than ours.
+        """A request expired in its queue, or without a word of what became of it, though its budget there is tighter than ours.
 
         So the scheduler may have restarted before we took it for lost, or lost us while we heard it well.
         """
-        if late.stage is RequestState.ANNOUNCED:
+        if late.stage is RequestState.ANNOUNCED or late.are_inputs_back:
             link = self._shards.links[late.shard]
             self._say(link.registration.hello_if_doubted(self._now_ms), link)
 
@@ -602,21 +610,23 @@ class FrontendCore:
         self._out.append(Release(event.payload))
 
     def _on_worker(self, message: AnyMessage) -> None:
-        assert isinstance(message, BatchFailed | InputsReturned), "outputs come as what was computed"
+        if isinstance(message, InputsReturned):
+            self._counts["inputs_returned"] += len(message.seqs)
+            for request in self._pending.granted_to(message):
+                if self._is_granter_there(request):
+                    self._pending.note_inputs_back(request, self._now_ms)
+                else:
+                    self._requests.returned(request, message.reason)
+            return
+        assert isinstance(message, BatchFailed), "outputs come as what was computed"
         for row, request in self._checks.granted(message, self._now_ms):
-            if request.stage is not RequestState.GRANTED or request.seq != message.seqs[row]:
-                continue
-            if isinstance(message, BatchFailed):
+            if request.stage is RequestState.GRANTED and request.seq == message.seqs[row]:
                 self._requests.refuse(request, REQUEST_ERRORS.get(message.code, Internal), message.reason)
-            elif self._is_of_the_active_one(request):
-                request.are_inputs_back = True
-            else:
-                self._requests.returned(request, message.reason)
 
-    def _is_of_the_active_one(self, granted: Request) -> bool:
-        """Whether the scheduler that we go by has granted it."""
-        epoch = self._shards.links[granted.shard].registration.epoch
-        return granted.place is not None and granted.place.epoch == epoch
+    def _is_granter_there(self, granted: Request) -> bool:
+        """Whether its scheduler may still say what becomes of it."""
+        times = self._shards.links[granted.shard].registration.times
+        return granted.place is not None and granted.place.registered == times
 
     # ------------------------------------------------------------ applications
 

@@ -69,9 +69,7 @@ class FrontendPeerChecks:
         """None if the core may look at what somebody says who has outputs, or none."""
         return self._workers.check(A_WORKER, message, now_ms)
 
-    def granted(
-        self, message: Outputs | BatchFailed | InputsReturned, now_ms: float
-    ) -> Iterator[tuple[int, Request]]:
+    def granted(self, message: Outputs | BatchFailed, now_ms: float) -> Iterator[tuple[int, Request]]:
         """Place and request of each seq that was granted to that batch, one by one: an answered one is not pending.
 
         Others have been answered already, were granted to another batch since, or are not that batch's.
@@ -106,5 +104,5 @@ def _operator_only(peer: PeerId, message: StatusAsked | RecordsAsked | FiguresAs
         raise RemoteProtocolError("it is not the operator", NOT_OWNER)
 
 
-def _is_of(place: BatchSlot, message: Outputs | BatchFailed | InputsReturned) -> bool:
+def _is_of(place: BatchSlot, message: Outputs | BatchFailed) -> bool:
     return place.slice_id == message.slice_id and place.batch_id == message.batch_id

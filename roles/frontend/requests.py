@@ -11,13 +11,15 @@ the better answer)::
        +-----decoded---------------------+
 
 A request whose batch is stopped for a larger one is queued again by the scheduler itself and granted once more, so a
-GRANTED one may be granted or dropped: only the newest grant counts.
+GRANTED one may be granted or dropped: only the newest grant counts. One whose inputs are back from its worker stays GRANTED
+until its scheduler has said what becomes of it, at most `SCHEDULER_SAYS_WITHIN_MS`.
 """
 
 from __future__ import annotations
 
 import enum
 import heapq
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -26,13 +28,15 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from fabric.ids import BatchId, ModelId, PeerId, SliceId
-from fabric.messages import SeqRun
+from fabric.messages import InputsReturned, SeqRun
 from roles.frontend.announced_runs import AnnouncedRun
 from roles.runtime.core import Handle
 
 NO_SEQ = -1
 NO_HEAD: Final = ModelId("")
 _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding
+SCHEDULER_SAYS_WITHIN_MS: Final = 100.0
+"""What becomes of a request whose inputs are back: its worker told both in the same moment. Else it is gone, or what it said is."""
 _STOPPED_MAX = 8  # a result of an even earlier grant is counted as nobody's
 
 
@@ -84,7 +88,8 @@ class BatchSlot(Struct, frozen=True, gc=False):
     granted_at_ms: float
     waited_ms: float
     reason: str
-    epoch: int = 0
+    registered: int = 0
+    """`Registration.times`: whether whoever granted it is still the one that we go by."""
 
 
 class TaskId(NamedTuple):
@@ -161,6 +166,9 @@ class Pending:
         self._by_seq: dict[ModelId, dict[int, Request]] = {}
         self._by_slice: dict[SliceId, dict[Request, None]] = {}
         self._deadlines = _Deadlines()
+        self._inputs_back: deque[tuple[float, Request, BatchSlot]] = deque()
+        self.inputs_back_until_ms: float | None = None
+        """When the scheduler of the first of those will not say any more what becomes of it; None: there are none."""
         self.next_deadline_at_ms: float | None = None
         """The earliest deadline; None: nothing is pending. It is asked for before and after every event."""
 
@@ -269,6 +277,35 @@ class Pending:
         if not granted:
             del self._by_slice[request.place.slice_id]
         request.place = None
+
+    def granted_to(self, returned: InputsReturned) -> Iterator[Request]:
+        """Those of the message that are granted to its batch now. Others have a fate already, or another grant."""
+        known = self._by_seq.get(returned.model_id, {})
+        for seq in returned.seqs:
+            request = known.get(seq)
+            place = None if request is None or request.seq != seq else request.place
+            if request is None or place is None or place.slice_id != returned.slice_id:
+                continue
+            if place.batch_id == returned.batch_id:
+                yield request
+
+    def note_inputs_back(self, request: Request, now_ms: float) -> None:
+        """A granted one was not run, as its worker says; nothing new where that was said before."""
+        assert request.place is not None, "it is granted"
+        if not request.are_inputs_back:
+            request.are_inputs_back = True
+            self._inputs_back.append((now_ms + SCHEDULER_SAYS_WITHIN_MS, request, request.place))
+            self.inputs_back_until_ms = self._inputs_back[0][0]
+
+    def unsaid(self, now_ms: float) -> list[Request]:
+        """Those whose inputs are back for so long that their scheduler will not say what becomes of them."""
+        found, waiting = [], self._inputs_back
+        while waiting and waiting[0][0] <= now_ms:
+            _, request, place = waiting.popleft()
+            if request.are_inputs_back and request.place is place:
+                found.append(request)
+        self.inputs_back_until_ms = waiting[0][0] if waiting else None
+        return found
 
     def on_slice(self, slice_id: SliceId) -> list[Request]:
         """All that are granted to a slice."""

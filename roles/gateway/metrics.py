@@ -18,7 +18,7 @@ _OF_COUNTERS = (
     (catalog.GATEWAY_HTTP, "http_requests"),
     (catalog.GATEWAY_REFUSED, "http_refused"),
     (catalog.GATEWAY_GRPC, "grpc_calls"),
-    (catalog.GATEWAY_GRPC_OPEN, "grpc_under_way"),
+    (catalog.GATEWAY_GRPC_UNDER_WAY, "grpc_under_way"),
 )
 
 

@@ -71,10 +71,12 @@ def answer_failure(batch: Batch, code: str, reason: str) -> list[WorkerAction]:
     ]
 
 
-def return_inputs(inputs: Inputs, reason: str) -> PushOutputs:
+def return_inputs(inputs: Inputs, reason: str) -> list[WorkerAction]:
     """What came will not be run: the scheduler, which would say so to whose it is, may be gone."""
+    if not inputs.live_seqs:
+        return []
     message = InputsReturned(inputs.batch_id, inputs.slice_id, inputs.model_id, inputs.live_seqs, reason)
-    return PushOutputs(inputs.frontend_id, message)
+    return [PushOutputs(inputs.frontend_id, message)]
 
 
 def return_batch(batch: Batch, reason: str) -> list[WorkerAction]:

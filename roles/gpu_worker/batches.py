@@ -100,6 +100,10 @@ class Batch:
             and _are_of(inputs.live_seqs, part)
         )
 
+    def has(self, inputs: Inputs) -> bool:
+        """Whether that part is in already."""
+        return inputs.part in self.inputs and inputs.frontend_id == self.run.parts[inputs.part].frontend_id
+
     def accept(self, inputs: Inputs, payload: Handle, now_ms: float) -> None:
         """Take a part the batch `wants`."""
         self.inputs[inputs.part] = PartInputs(inputs.live_seqs, payload, heads=inputs.heads)

@@ -3,7 +3,7 @@
 Three links lead here. The *agent* says what to host and when to stop. The *scheduler* grants batches. Frontends
 push inputs, and outputs go straight back to them. Everything that is asked ends in exactly one `Done` to the
 scheduler, and every live request of it in one row of `Outputs`, in one `BatchFailed`, or in `Done.missing`. `missing`
-never ran. Of what the device still has when the process ends nobody knows that: its frontends see the slice go.
+never ran; what of it came is also given back to its frontend by `InputsReturned`, as the scheduler may be gone. Of what the device still has when the process ends nobody knows that: its frontends see the slice go.
 
 A worker that may outlive its agent serves on when that is gone, and says hello with what it hosts until the next
 agent of this host adopts it by telling it what to host, or its time is over. Who hosts nothing ends at once.
@@ -18,6 +18,7 @@ their slice serves is in `model_changes.py`, how a batch starts and ends in `run
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -32,6 +33,7 @@ from fabric.messages import (
     EpochGranted,
     FrontendInfo,
     Host,
+    Inputs,
     Loading,
     Ping,
     Pong,
@@ -178,7 +180,7 @@ class WorkerCore:
             case InputsCame():
                 return self._take_inputs(event, now_ms)
             case NoRoom(inputs):
-                return [return_inputs(inputs, _NO_ROOM)]
+                return self._no_room(inputs)
             case LeftFirstStage(slice_id, batch_id):
                 return self._leave_first_stage(self._slices[slice_id], batch_id, now_ms)
             case BatchRan():
@@ -320,7 +322,7 @@ class WorkerCore:
         if self._stop_by_ms is not None:
             return []
         if not self._wanted:
-            return [self._end(1, "its agent is gone, and it hosts nothing")]
+            return self._end(1, "its agent is gone, and it hosts nothing")
         self._adoption.orphaned(now_ms)
         return self._hello(now_ms)
 
@@ -405,7 +407,7 @@ class WorkerCore:
             guilty = hung[1] if hung is not None and hung[0] == slice_id else loading
             failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
             actions.append(Send(AGENT, failed))
-        return [*actions, self._end(exit_code, reason)]
+        return [*actions, *self._end(exit_code, reason)]
 
     # ------------------------------------------------ scheduler
 
@@ -446,7 +448,7 @@ class WorkerCore:
             return [Send(SCHEDULER, unlaunched(run))]
         batch = granted(run, late_ms, now_ms)
         actions: list[WorkerAction] = []
-        for early in self._early.take(run.slice_id, run.batch_id, len(run.parts)):
+        for early in self._early.take(run):
             actions += self._runs.fit(batch, early.inputs, early.payload, now_ms)
         slice_.queue.add(batch)
         return actions + self._advance(slice_, now_ms)
@@ -476,23 +478,42 @@ class WorkerCore:
             self.counters["inputs_for_another_incarnation"] += 1
             return release(event.payload)
         slice_ = self._slices.get(inputs.slice_id)
-        batch = slice_.queue.find(inputs.batch_id) if slice_ is not None else None
-        if self._early.has(inputs) or (batch is not None and inputs.part in batch.inputs):
+        if slice_ is None:  # of a slice of another worker nobody here knows what runs
+            self.counters["inputs_unfit"] += 1
+            return release(event.payload)
+        batch = slice_.queue.find(inputs.batch_id)
+        if self._early.has(inputs) or (batch is not None and batch.has(inputs)):
             self.counters["inputs_repeated"] += 1
             return release(event.payload)
-        if slice_ is not None and batch in slice_.queue.started:
+        if batch is None:
+            if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
+                return []
+            self.counters["inputs_over_pool"] += 1
+            return [*release(event.payload), *return_inputs(inputs, _NO_ROOM)]
+        if batch in slice_.queue.started and batch.wants(inputs):
             self.counters["inputs_late"] += 1  # it went without them: they are in `missing`
-            return [*release(event.payload), return_inputs(inputs, "its batch had begun without it")]
-        if slice_ is not None and batch is not None:
-            actions = self._runs.fit(batch, inputs, event.payload, now_ms)
-            # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
-            may_change = batch.is_complete or slice_.queue.ahead is not None
-            after = self._advance(slice_, now_ms) if may_change else self._look_ahead(slice_, now_ms)
-            return actions + after
-        if self._early.put(inputs, event.payload, event.size_bytes, now_ms):
+            return [*release(event.payload), *return_inputs(inputs, "its batch had begun without it")]
+        actions = self._runs.fit(batch, inputs, event.payload, now_ms)
+        # Without all inputs a batch starts by its alarm, which may be due: what comes at the very same moment is in it.
+        may_change = batch.is_complete or slice_.queue.ahead is not None
+        after = self._advance(slice_, now_ms) if may_change else self._look_ahead(slice_, now_ms)
+        return actions + after
+
+    def _no_room(self, inputs: Inputs) -> list[WorkerAction]:
+        slice_ = self._slices.get(inputs.slice_id)
+        batch = None if slice_ is None else slice_.queue.find(inputs.batch_id)
+        if slice_ is None or (batch is not None and not batch.wants(inputs)):
             return []
-        self.counters["inputs_over_pool"] += 1
-        return [*release(event.payload), return_inputs(inputs, _NO_ROOM)]
+        return return_inputs(inputs, _NO_ROOM)
+
+    def _return_early(self, until_ms: float, reason: str) -> list[WorkerAction]:
+        """Inputs that wait until then for their batch are not run."""
+        parts = self._early.take_expired(until_ms)
+        self.counters["inputs_without_batch"] += len(parts)
+        actions = release(*(part.payload for part in parts))
+        for part in parts:
+            actions += return_inputs(part.inputs, reason)
+        return actions
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """End what cannot run, start and hand over what may, and look ahead."""
@@ -603,13 +624,7 @@ class WorkerCore:
             actions += self._registration.repeat(now_ms)
         if self._changes.due_at_ms is not None and self._changes.due_at_ms <= now_ms:
             actions += self._changes.give_up_overdue(now_ms)
-        expired = self._early.take_expired(now_ms)
-        if expired:
-            self.counters["inputs_without_batch"] += len(expired)
-            actions += release(*(part.payload for part in expired))
-            actions += [
-                return_inputs(part.inputs, "its batch did not come to the worker") for part in expired
-            ]
+        actions += self._return_early(now_ms, "its batch did not come to the worker")
         while self._alarms and self._alarms[0][0] <= now_ms:
             alarm = heapq.heappop(self._alarms)
             if self._is_alarm(*alarm):
@@ -626,7 +641,7 @@ class WorkerCore:
         """Ask what to host."""
         hello = self._adoption.hello(self._wanted.values(), now_ms)
         if hello is None:
-            return [self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")]
+            return self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")
         return [Send(AGENT, hello)]
 
     # ------------------------------------------------ ends
@@ -647,17 +662,17 @@ class WorkerCore:
         if self._stop_by_ms is None or self._has_ended:
             return []
         if not any(len(slice_.queue) for slice_ in self._slices.values()):
-            return [self._end(0, "stopped")]
+            return self._end(0, "stopped")
         if now_ms < self._stop_by_ms:
             return []
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
             actions += self._runs.end_with_process(slice_, now_ms)
-        return [*actions, self._end(0, "stopped with batches running: the grace is over")]
+        return [*actions, *self._end(0, "stopped with batches running: the grace is over")]
 
-    def _end(self, exit_code: int, reason: str) -> End:
+    def _end(self, exit_code: int, reason: str) -> list[WorkerAction]:
         self._has_ended = True
-        return End(exit_code, reason)
+        return [*self._return_early(math.inf, "its worker ends"), End(exit_code, reason)]
 
     def _status(self) -> StatusListed:
         slices = tuple(

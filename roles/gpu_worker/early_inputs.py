@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TypeAlias
 
 from msgspec import Struct
 
 from fabric.ids import BatchId, FrontendId, SliceId
-from fabric.messages import Inputs
+from fabric.messages import Inputs, RunBatch
 from roles.runtime.core import Handle
 
 WAIT_MS = 50.0  # RunBatch and Grant leave together: 50 ms apart, one of them is lost (design section 4)
 BYTES_MAX = 64 * 2**20
 PARTS_MAX = 4_096  # inputs may be small, or of no request at all
+
+
+_Key: TypeAlias = tuple[SliceId, BatchId, int, FrontendId]
 
 
 class EarlyPart(Struct, frozen=True):
@@ -31,7 +35,7 @@ class EarlyInputs:
         self._wait_ms = wait_ms
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._parts: OrderedDict[tuple[SliceId, BatchId, int], EarlyPart] = OrderedDict()
+        self._parts: OrderedDict[_Key, EarlyPart] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -48,13 +52,15 @@ class EarlyInputs:
         """Whether that part is here already."""
         return _key(inputs) in self._parts
 
-    def take(self, slice_id: SliceId, batch_id: BatchId, parts: int) -> list[EarlyPart]:
-        """What has come for a batch of that many parts."""
-        keys = ((slice_id, batch_id, number) for number in range(parts))
+    def take(self, run: RunBatch) -> list[EarlyPart]:
+        """What has come for a batch."""
+        keys = (
+            (run.slice_id, run.batch_id, number, part.frontend_id) for number, part in enumerate(run.parts)
+        )
         return [self._remove(key) for key in keys if key in self._parts]
 
     def take_expired(self, now_ms: float) -> list[EarlyPart]:
-        """What has waited long enough."""
+        """What has waited long enough; at infinity all."""
         expired = []
         while self._parts:
             key, part = next(iter(self._parts.items()))
@@ -73,11 +79,12 @@ class EarlyInputs:
         """When the next part expires."""
         return next(iter(self._parts.values())).until_ms if self._parts else None
 
-    def _remove(self, key: tuple[SliceId, BatchId, int]) -> EarlyPart:
+    def _remove(self, key: _Key) -> EarlyPart:
         part = self._parts.pop(key)
         self._bytes -= part.size_bytes
         return part
 
 
-def _key(inputs: Inputs) -> tuple[SliceId, BatchId, int]:
-    return inputs.slice_id, inputs.batch_id, inputs.part
+def _key(inputs: Inputs) -> _Key:
+    """Whoever writes another frontend's name writes its place, not that of the frontend whose part it is."""
+    return inputs.slice_id, inputs.batch_id, inputs.part, inputs.frontend_id

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fabric.ids import Incarnation, ModelId, PeerId, SliceId
+from fabric.ids import BatchId, Incarnation, ModelId, PeerId, SliceId
 from fabric.messages import (
     LEAVING_TERM,
     Answer,
@@ -25,6 +25,7 @@ from fabric.messages import (
     FrontendHello,
     HeadInfo,
     Inputs,
+    InputsReturned,
     Left,
     Refusal,
     Returned,
@@ -142,6 +143,7 @@ class World:
             (14, self._compute),
             (2, self._fail),
             (3, self._return),
+            (5, self._give_inputs_back),
             (2, self._refuse_push),
             (3, self._preempt),
             (1, self._refuse_announcement),
@@ -277,6 +279,18 @@ class World:
                 flight.batch_id, flight.slice_id, flight.model_id, flight.live_seqs, "Internal", ""
             )
             self._feed(WorkerSaid(message))
+
+    def _give_inputs_back(self) -> None:
+        """By a worker that does not run them, as it says; it may repeat itself, or name others."""
+        flight = self._flight()
+        if flight is None:
+            return
+        seqs = list(flight.live_seqs)
+        if self._draws.random() < 0.3:
+            seqs += [*seqs, self._draws.randrange(60), -1]
+        batch_id = flight.batch_id if self._draws.random() < 0.9 else BatchId(self._draws.randrange(1_000))
+        back = InputsReturned(batch_id, flight.slice_id, flight.model_id, tuple(seqs), "too late")
+        self._feed(WorkerSaid(back))
 
     def _return(self) -> None:
         flight = self._flight()

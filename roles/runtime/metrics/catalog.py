@@ -277,6 +277,11 @@ GATEWAY_REFUSED = _counter(
     "gateway_http_refused", "", "HTTP requests that were not: no HTTP, too large, too slow.", "gateway"
 )
 GATEWAY_GRPC = _counter("gateway_grpc_calls", "", "gRPC calls and requests of streams.", "gateway")
-GATEWAY_GRPC_OPEN = _gauge("gateway_grpc_open", "", "gRPC calls under way; a stream is one.", "gateway")
+GATEWAY_GRPC_UNDER_WAY = _gauge(
+    "gateway_grpc_under_way",
+    "",
+    "gRPC calls under way, ServerLive and ServerReady aside; a stream is one.",
+    "gateway",
+)
 
 METRICS: Final = tuple(_KNOWN.values())

@@ -180,7 +180,7 @@ class AnswersDue:
                     assert place is not None, "it is on a slice"
                     granted_ago_ms = frontend.now_ms() - place.granted_at_ms
                     was_disturbed = world.now_ms - granted_ago_ms < since_ms  # a full queue drops outputs
-                    if granted_ago_ms < LOST_MS or was_disturbed or request.are_inputs_back:
+                    if granted_ago_ms < LOST_MS or was_disturbed:
                         continue
                     if slice_.queue.find(place.batch_id) is None:
                         what = f"request {request.number}, granted {granted_ago_ms:.0f} ms ago"

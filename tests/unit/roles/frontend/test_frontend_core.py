@@ -467,6 +467,60 @@ def test_inputs_that_are_back_are_announced_to_the_next_scheduler(*, is_known_be
     assert answers(core.handle(computed(1, batch_id=2), 15.0)) == [2], "it runs on"
 
 
+def test_a_scheduler_that_has_begun_anew_with_us_says_nothing_of_what_it_granted_before() -> None:
+    core = linked_core()
+    announced(core, 1)
+    core.handle(grant((0, 1)), 1.0)
+    core.handle(directory(lists_frontend=False), 10.0)
+    core.handle(directory(), 11.0)
+    core.handle(inputs_returned(0), 12.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 12.0)))
+    assert (run.first_seq, run.count) == (1, 1)
+
+
+def test_inputs_that_are_back_wait_100_ms_for_the_word_of_their_scheduler() -> None:
+    """It may never come: it was dropped on its way, or who should say it has forgotten the batch."""
+    core = linked_core()
+    core.handle(asked(1, budget_ms=1_000.0), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1)), 10.0)
+    for at_ms in (11.0, 50.0):
+        core.handle(inputs_returned(0, 0, 7, -1), at_ms)
+    assert core.wake_at_ms == 111.0
+    core.handle(Tick(), 111.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 111.0)))
+    assert (run.first_seq, run.count) == (1, 1)
+    assert core.wake_at_ms == pytest.approx(1_000.0, abs=5.0)
+    assert core.counters["inputs_returned"] == 8
+    assert "late_results" not in core.counters
+    assert told(core.handle(returned((0, 1)), 112.0)) == [], "too late: it has another seq"
+
+
+def test_inputs_that_are_back_were_not_run_whatever_becomes_of_their_slice() -> None:
+    once = replace(model_info(), is_idempotent=False)
+    core = linked_core(once)
+    announced(core, 2)
+    core.handle(grant((0, 2)), 1.0)
+    core.handle(inputs_returned(0), 2.0)
+    gone = directory((once,), (slice_info(incarnation="next"),))
+    assert refusals(core.handle(gone, 3.0)) == [(2, "WorkerLost")]
+
+
+def test_the_way_back_is_not_measured_by_what_never_ran() -> None:
+    core = linked_core()
+    margins = set()
+    for number in range(12):
+        at_ms = 200.0 * number
+        core.handle(asked(number + 1), at_ms)
+        core.handle(TurnEnded(), at_ms)
+        core.handle(grant((number, 1), batch_id=number + 1), at_ms)
+        back = InputsReturned(BatchId(number + 1), SLICE, DIGITS, (number,), "late")
+        core.handle(WorkerSaid(back), at_ms + 90.0)
+        assert refusals(core.handle(Tick(), at_ms + 100.0)) == [(number + 1, "DeadlineExceeded")]
+        margins.add(core.margins_ms[DIGITS])
+    assert len(margins) == 1
+
+
 def test_inputs_that_are_back_are_announced_again_to_a_scheduler_that_was_silent() -> None:
     core = linked_core()
     announced(core, 1)

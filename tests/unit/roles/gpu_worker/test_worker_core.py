@@ -61,6 +61,7 @@ from roles.gpu_worker.executors.base import (
 from roles.gpu_worker.peer_checks import A_FRONTEND, AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_HUNG
+from roles.runtime.process_events import StopAsked
 from tests.worker_builders import (
     BOOT,
     FRONTEND,
@@ -267,6 +268,41 @@ def test_early_inputs_are_bounded_in_bytes() -> None:
     assert actions_of(Release, actions) == [Release((over.payload,))]
     assert inputs_returned(actions) == [(FRONTEND, 2, (5,))]
     assert core.counters["inputs_over_pool"] == 1
+
+
+def test_nobody_hears_that_inputs_were_not_run_which_do() -> None:
+    """Whoever pushes may write another frontend's name: what runs under that name is not given back."""
+    core = serving_core()
+    core.handle(run_batch(part((0, 2))), 0.0)
+    assert actions_of(Execute, core.handle(inputs(0, 1), 0.0))
+    forged = [inputs(0, 1, number=7), inputs(0, 1, slice_id="slice-of-another-worker"), inputs(0, 1)]
+    for event in forged:
+        assert inputs_returned(core.handle(event, 1.0)) == []
+        assert inputs_returned(core.handle(NoRoom(event.inputs), 1.0)) == []
+    assert inputs_returned(core.handle(Tick(), 1.0 + WAIT_MS)) == []
+
+
+def test_early_inputs_take_the_place_of_no_other_frontend() -> None:
+    core = serving_core()
+    core.handle(inputs(9, frontend_id=OTHER_FRONTEND), 0.0)
+    core.handle(inputs(0, 1), 1.0)
+    assert len(actions_of(Execute, core.handle(run_batch(), 20.0))) == 1
+
+
+def test_early_inputs_of_no_live_request_are_given_back_to_nobody() -> None:
+    core = serving_core()
+    core.handle(inputs(), 0.0)
+    assert actions_of(PushOutputs, core.handle(Tick(), WAIT_MS)) == []
+
+
+@pytest.mark.parametrize("end", [StopAsked(), DeviceBroken("it fell off the bus")])
+def test_early_inputs_are_given_back_before_their_worker_ends(end: WorkerEvent) -> None:
+    core = serving_core()
+    early = inputs(0, 1)
+    core.handle(early, 0.0)
+    actions = core.handle(end, 1.0)
+    assert inputs_returned(actions) == [(FRONTEND, 1, (0, 1))]
+    assert isinstance(actions[-1], End)
 
 
 def test_inputs_that_the_process_has_no_memory_for_are_returned() -> None:

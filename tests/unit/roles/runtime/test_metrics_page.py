@@ -41,7 +41,7 @@ COUNTED = {  # what is a number of things, and needs no unit
     "tenuto_gateway_ready",
     "tenuto_gateway_under_way",
     "tenuto_gateway_connections",
-    "tenuto_gateway_grpc_open",
+    "tenuto_gateway_grpc_under_way",
 }
 
 
