@@ -111,8 +111,11 @@ class Hand:
                 pid = self._pid(fault.role)
                 if pid is None or pid in self._stopped:
                     return ""
+                try:
+                    os.kill(pid, signal.SIGSTOP)
+                except ProcessLookupError:  # it has ended since
+                    return ""
                 self._stopped[pid] = now_ms + fault.for_ms
-                os.kill(pid, signal.SIGSTOP)
                 return f"{fault.role} ({pid}) stands still for {fault.for_ms:.0f} ms"
             case "garbage":
                 return self._garbage()
