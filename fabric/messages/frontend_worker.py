@@ -48,9 +48,9 @@ class BatchFailed(Message, frozen=True, tag=32):
 
 
 class InputsReturned(Message, frozen=True, tag=33):
-    """Worker -> frontend: these came, and have no outputs: they were not run, or stopped. What becomes of them the scheduler says that granted them.
+    """Worker -> frontend: these came, and have no outputs. What becomes of them the scheduler says that granted them, unless it is gone.
 
-    It says so within 100 ms, or is gone.
+    `is_stopped`: their batch was stopped for a larger one, and that scheduler has them queued again, for however long. Else they were not run.
     """
 
     batch_id: BatchId
@@ -58,3 +58,4 @@ class InputsReturned(Message, frozen=True, tag=33):
     model_id: ModelId
     seqs: Listed[int]
     reason: str
+    is_stopped: bool = False

@@ -177,7 +177,7 @@ class FrontendCore:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """The earliest deadline, or the next hello."""
+        """The earliest deadline, the next hello, or when a scheduler has said nothing for too long of inputs that are back."""
         deadline_at_ms, back_at_ms = self._pending.next_deadline_at_ms, self._pending.inputs_back_until_ms
         if back_at_ms is None and self._shards.are_linked and not self._drain.has_begun:
             return deadline_at_ms
@@ -442,7 +442,7 @@ class FrontendCore:
                 self._now_ms,
                 grant.waited_ms,
                 grant.reason,
-                link.registration.times,
+                link.registration.generation,
             )
             self._pending.enter_slice(request, place)
         inputs = Inputs(
@@ -571,11 +571,11 @@ class FrontendCore:
             self._out.append(Tell(hello, link.number))
 
     def _doubt_scheduler(self, late: Request) -> None:
-        """A request expired in its queue, or without a word of what became of it, though its budget there is tighter than ours.
+        """A request expired in its queue, though its budget there is tighter than ours.
 
         So the scheduler may have restarted before we took it for lost, or lost us while we heard it well.
         """
-        if late.stage is RequestState.ANNOUNCED or late.are_inputs_back:
+        if late.stage is RequestState.ANNOUNCED:
             link = self._shards.links[late.shard]
             self._say(link.registration.hello_if_doubted(self._now_ms), link)
 
@@ -611,10 +611,10 @@ class FrontendCore:
 
     def _on_worker(self, message: AnyMessage) -> None:
         if isinstance(message, InputsReturned):
-            self._counts["inputs_returned"] += len(message.seqs)
             for request in self._pending.granted_to(message):
+                self._counts["inputs_returned"] += 1
                 if self._is_granter_there(request):
-                    self._pending.note_inputs_back(request, self._now_ms)
+                    self._pending.note_inputs_back(request, self._now_ms, is_stopped=message.is_stopped)
                 else:
                     self._requests.returned(request, message.reason)
             return
@@ -625,8 +625,8 @@ class FrontendCore:
 
     def _is_granter_there(self, granted: Request) -> bool:
         """Whether its scheduler may still say what becomes of it."""
-        times = self._shards.links[granted.shard].registration.times
-        return granted.place is not None and granted.place.registered == times
+        generation = self._shards.links[granted.shard].registration.generation
+        return granted.place is not None and granted.place.generation == generation
 
     # ------------------------------------------------------------ applications
 

@@ -24,8 +24,8 @@ class Registration:
         self.epoch = 0
         self.scheduler = 0
         """The number of the one that has that epoch."""
-        self.times = 0
-        """How often it began anew: who granted something at another time says nothing of it any more."""
+        self.generation = 0
+        """Higher each time that a scheduler was given up, or us: who granted something in a lower one says nothing of it any more."""
         self._settings = settings
         self._begin(now_ms)
 
@@ -50,7 +50,7 @@ class Registration:
     def unlink(self, now_ms: float) -> bool:
         """It does not know us, or is gone: say hello from now on. Whether it was linked."""
         was_linked, self.is_linked = self.is_linked, False
-        self.times += 1
+        self.generation += 1
         if was_linked:
             self._begin(now_ms)
         return was_linked

@@ -12,7 +12,7 @@ the better answer)::
 
 A request whose batch is stopped for a larger one is queued again by the scheduler itself and granted once more, so a
 GRANTED one may be granted or dropped: only the newest grant counts. One whose inputs are back from its worker stays GRANTED
-until its scheduler has said what becomes of it, at most `SCHEDULER_SAYS_WITHIN_MS`.
+until its scheduler has said what becomes of it: at most `SCHEDULER_SAYS_WITHIN_MS`, but for one that the scheduler has queued again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_SEQ = -1
 NO_HEAD: Final = ModelId("")
 _COMPACT_OVER = 1024  # a heap with fewer answered requests than this is not worth rebuilding
 SCHEDULER_SAYS_WITHIN_MS: Final = 100.0
-"""What becomes of a request whose inputs are back: its worker told both in the same moment. Else it is gone, or what it said is."""
+"""What becomes of a request that was not run. Mostly its worker tells both in the same moment; else the scheduler is gone, or what was said is."""
 _STOPPED_MAX = 8  # a result of an even earlier grant is counted as nobody's
 
 
@@ -88,8 +88,8 @@ class BatchSlot(Struct, frozen=True, gc=False):
     granted_at_ms: float
     waited_ms: float
     reason: str
-    registered: int = 0
-    """`Registration.times`: whether whoever granted it is still the one that we go by."""
+    generation: int = 0
+    """`Registration.generation` of that moment."""
 
 
 class TaskId(NamedTuple):
@@ -289,11 +289,16 @@ class Pending:
             if place.batch_id == returned.batch_id:
                 yield request
 
-    def note_inputs_back(self, request: Request, now_ms: float) -> None:
-        """A granted one was not run, as its worker says; nothing new where that was said before."""
+    def note_inputs_back(self, request: Request, now_ms: float, *, is_stopped: bool) -> None:
+        """A granted one has no outputs, as its worker says; nothing new where that was said before.
+
+        `is_stopped`: its scheduler has it queued again, and may take its time.
+        """
         assert request.place is not None, "it is granted"
-        if not request.are_inputs_back:
-            request.are_inputs_back = True
+        if request.are_inputs_back:
+            return
+        request.are_inputs_back = True
+        if not is_stopped:
             self._inputs_back.append((now_ms + SCHEDULER_SAYS_WITHIN_MS, request, request.place))
             self.inputs_back_until_ms = self._inputs_back[0][0]
 

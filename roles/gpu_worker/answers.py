@@ -79,12 +79,13 @@ def return_inputs(inputs: Inputs, reason: str) -> list[WorkerAction]:
     return [PushOutputs(inputs.frontend_id, message)]
 
 
-def return_batch(batch: Batch, reason: str) -> list[WorkerAction]:
+def return_batch(batch: Batch, reason: str, *, is_stopped: bool = False) -> list[WorkerAction]:
     """The same, of all that came for a batch; its tensors are let go."""
     run = batch.run
     returned = [
         PushOutputs(
-            frontend_id, InputsReturned(run.batch_id, run.slice_id, run.model_id, part.live_seqs, reason)
+            frontend_id,
+            InputsReturned(run.batch_id, run.slice_id, run.model_id, part.live_seqs, reason, is_stopped),
         )
         for frontend_id, part in batch.live()
     ]

@@ -99,6 +99,7 @@ from roles.runtime.process_events import StopAsked
 NO_MODEL: Final = ModelId("")
 
 SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s after it sent one
+_ENDS: Final = "its worker ends"
 _NO_ROOM: Final = "its worker has no room for more inputs"
 OWN_GAP_MS: Final = (
     500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
@@ -322,7 +323,7 @@ class WorkerCore:
         if self._stop_by_ms is not None:
             return []
         if not self._wanted:
-            return self._end(1, "its agent is gone, and it hosts nothing")
+            return [self._end(1, "its agent is gone, and it hosts nothing")]
         self._adoption.orphaned(now_ms)
         return self._hello(now_ms)
 
@@ -392,7 +393,7 @@ class WorkerCore:
         hung: tuple[SliceId, ModelId] | None = None,
     ) -> list[WorkerAction]:
         """The device is gone: answer for everything, tell the agent, end."""
-        actions: list[WorkerAction] = []
+        actions = self._return_early(math.inf, _ENDS)
         for slice_ in self._slices.values():
             slice_.go_on(HostedTransition.BROKEN)
             slice_.reason = reason
@@ -407,7 +408,7 @@ class WorkerCore:
             guilty = hung[1] if hung is not None and hung[0] == slice_id else loading
             failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
             actions.append(Send(AGENT, failed))
-        return [*actions, *self._end(exit_code, reason)]
+        return [*actions, self._end(exit_code, reason)]
 
     # ------------------------------------------------ scheduler
 
@@ -500,19 +501,26 @@ class WorkerCore:
         return actions + after
 
     def _no_room(self, inputs: Inputs) -> list[WorkerAction]:
+        """The worker has them not at all: neither in the batch nor early."""
         slice_ = self._slices.get(inputs.slice_id)
+        is_ours = slice_ is not None and inputs.incarnation == self._identity.incarnation
         batch = None if slice_ is None else slice_.queue.find(inputs.batch_id)
-        if slice_ is None or (batch is not None and not batch.wants(inputs)):
+        if not is_ours or self._early.has(inputs) or (batch is not None and not batch.wants(inputs)):
             return []
         return return_inputs(inputs, _NO_ROOM)
 
     def _return_early(self, until_ms: float, reason: str) -> list[WorkerAction]:
-        """Inputs that wait until then for their batch are not run."""
-        parts = self._early.take_expired(until_ms)
-        self.counters["inputs_without_batch"] += len(parts)
-        actions = release(*(part.payload for part in parts))
-        for part in parts:
-            actions += return_inputs(part.inputs, reason)
+        """Inputs that wait until then for their batch are not run. What its batch left in the pool is no part of it."""
+        actions: list[WorkerAction] = []
+        for part in self._early.take_expired(until_ms):
+            inputs = part.inputs
+            slice_ = self._slices.get(inputs.slice_id)
+            actions += release(part.payload)
+            if slice_ is None or slice_.queue.find(inputs.batch_id) is not None:
+                self.counters["inputs_unfit"] += 1
+                continue
+            self.counters["inputs_without_batch"] += 1
+            actions += return_inputs(inputs, reason)
         return actions
 
     def _advance(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
@@ -641,7 +649,7 @@ class WorkerCore:
         """Ask what to host."""
         hello = self._adoption.hello(self._wanted.values(), now_ms)
         if hello is None:
-            return self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")
+            return [self._end(1, f"the agent has not answered for {HELLO_FOR_MS / 1e3:.0f} s")]
         return [Send(AGENT, hello)]
 
     # ------------------------------------------------ ends
@@ -662,17 +670,17 @@ class WorkerCore:
         if self._stop_by_ms is None or self._has_ended:
             return []
         if not any(len(slice_.queue) for slice_ in self._slices.values()):
-            return self._end(0, "stopped")
+            return [*self._return_early(math.inf, _ENDS), self._end(0, "stopped")]
         if now_ms < self._stop_by_ms:
             return []
-        actions: list[WorkerAction] = []
+        actions = self._return_early(math.inf, _ENDS)
         for slice_ in self._slices.values():
             actions += self._runs.end_with_process(slice_, now_ms)
-        return [*actions, *self._end(0, "stopped with batches running: the grace is over")]
+        return [*actions, self._end(0, "stopped with batches running: the grace is over")]
 
-    def _end(self, exit_code: int, reason: str) -> list[WorkerAction]:
+    def _end(self, exit_code: int, reason: str) -> End:
         self._has_ended = True
-        return [*self._return_early(math.inf, "its worker ends"), End(exit_code, reason)]
+        return End(exit_code, reason)
 
     def _status(self) -> StatusListed:
         slices = tuple(

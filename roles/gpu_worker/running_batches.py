@@ -157,7 +157,7 @@ class Runs:
     def end_preempted(self, batch: Batch) -> list[WorkerAction]:
         """The scheduler wants a larger one to run in its place."""
         self._counters["batches_preempted"] += 1
-        returned = return_batch(batch, "its batch was stopped for a larger one")
+        returned = return_batch(batch, "its batch was stopped for a larger one", is_stopped=True)
         return [*returned, Send(SCHEDULER, preempted(batch.run))]
 
     def end_expired(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:

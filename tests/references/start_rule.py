@@ -1,6 +1,7 @@
 """When a worker starts a batch and with what, read from design section 4 and ADR 0020.
 
-- Inputs without their Run wait at most 50 ms, in a pool of 64 MiB; what does not fit in is lost, and of two for one part the second.
+- Inputs without their Run wait at most 50 ms, in a pool of 64 MiB; what does not fit in is lost, and of two of one
+  frontend for one part the second.
 - The first in line (by start, then by number) goes once all its parts are in. One behind it goes once its own start has
   come as well. From its latest start on any goes with the parts that came, if one did. Of those that may go the one
   with the earliest start does.
@@ -137,7 +138,8 @@ class StartRule:
             self._waiting.append(event)
             self._inputs[event.number] = {}
             for early in [one for one in self._pool if self._is_for(one, event)]:
-                if early.part < len(event.parts):  # there is no such part: it stays for its 50 ms
+                # Where there is no such part, or it is another frontend's, it stays for its 50 ms.
+                if early.part < len(event.parts) and event.parts[early.part][0] == early.frontend:
                     self._pool.remove(early)
                     self._accept(event, early)
         elif isinstance(event, PreemptHeard):
@@ -156,7 +158,8 @@ class StartRule:
         if runs:
             self._accept(runs[0], inputs)
         elif device is None or device.run.number != inputs.number:
-            is_new = all((one.number, one.part) != (inputs.number, inputs.part) for one in self._pool)
+            place = (inputs.number, inputs.part, inputs.frontend)
+            is_new = all((one.number, one.part, one.frontend) != place for one in self._pool)
             if is_new and sum(one.size_bytes for one in self._pool) + inputs.size_bytes <= POOL_BYTES:
                 self._pool.append(inputs)
 

@@ -74,8 +74,8 @@ class Monitor:
         self._world = world
         self._asked: dict[int, Asked] = {}
         self._elected: dict[Epoch, SchedulerProcess] = {}
-        self._commands: dict[BatchId, tuple[Epoch, Epoch, int]] = {}
-        """By batch: the epoch of who sent it, and the one that its worker had heard of from its agent when it read that; of how many requests."""
+        self._commands: dict[BatchId, tuple[Epoch, Epoch, int, float]] = {}
+        """By batch: the epoch of who sent it, and the one that its worker had heard of from its agent when it read that; of how many requests; when it expires."""
         self._obeyed: dict[Owner, Epoch] = {}
         """By worker: which epoch its agent named last."""
         self._inputs_sent_at_ms: dict[BatchId, float] = {}
@@ -235,13 +235,14 @@ class Monitor:
             self._obeyed[end.owner] = Epoch(message.epoch)
         elif isinstance(message, RunBatch):
             granted = sum(run.count for part in message.parts for run in part.runs)
-            self._commands[message.batch_id] = epoch, self._obeyed[end.owner], granted
+            expires_at_ms = self._world.now_ms + message.expires_in_ms
+            self._commands[message.batch_id] = epoch, self._obeyed[end.owner], granted, expires_at_ms
         elif isinstance(message, Inputs):
             self._inputs_sent_at_ms.setdefault(message.batch_id, sent_at_ms)
 
     def runs(self, worker: WorkerProcess, job: Job, values: Sequence[float], began_at_ms: float) -> None:
         """A device starts a batch with those inputs, or did so at that moment of its process's clock."""
-        epoch, obeyed, granted = self._commands[job.batch_id]
+        epoch, obeyed, granted, expires_at_ms = self._commands[job.batch_id]
         if epoch != obeyed:
             raise Violated(f"{worker.place} obeys epoch {epoch}, and was told {obeyed}")
         spec = worker.devices.specs[job.slice_id]
@@ -257,9 +258,13 @@ class Monitor:
         for one, place in asked:
             self._run(one, place, job)
         start_at_ms = self._world.now_ms - (worker.now_ms() - began_at_ms)
-        late_ms = start_at_ms - max(one.asked_at_ms + one.budget_ms for one, _ in asked)
-        # A batch expires with the loosest deadline that it was granted with, be that one cancelled since.
-        if late_ms > LATE_START_MS and size == granted and self._world.are_clocks_sure:
+        due_at_ms = max(one.asked_at_ms + one.budget_ms for one, _ in asked)
+        if (
+            size < granted
+        ):  # a batch expires with the loosest deadline that it was granted with, be that one cancelled since
+            due_at_ms = max(due_at_ms, expires_at_ms)
+        late_ms = start_at_ms - due_at_ms
+        if late_ms > LATE_START_MS and self._world.are_clocks_sure:
             raise Violated(f"{job.slice_id} starts {values} {late_ms:.1f} ms after their deadlines")
 
     def fails(self, values: Sequence[float]) -> None:

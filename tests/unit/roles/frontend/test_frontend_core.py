@@ -467,6 +467,23 @@ def test_inputs_that_are_back_are_announced_to_the_next_scheduler(*, is_known_be
     assert answers(core.handle(computed(1, batch_id=2), 15.0)) == [2], "it runs on"
 
 
+def test_a_request_of_a_stopped_batch_waits_for_its_scheduler_which_has_it_queued() -> None:
+    core = linked_core()
+    core.handle(asked(1, budget_ms=1_000.0), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, 1)), 10.0)
+    stopped = InputsReturned(BatchId(1), SLICE, DIGITS, (0,), "a larger one", is_stopped=True)
+    core.handle(WorkerSaid(stopped), 11.0)
+    core.handle(Tick(), 300.0)
+    assert told(core.handle(TurnEnded(), 300.0)) == []
+    [inputs] = pushed(core.handle(grant((0, 1), batch_id=2), 301.0))
+    assert inputs.live_seqs == (0,)
+    core.handle(WorkerSaid(replace(stopped, batch_id=BatchId(2))), 302.0)
+    core.handle(replace(directory(), epoch=2), 303.0)
+    [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 304.0)))
+    assert (run.first_seq, run.count) == (1, 1), "the next one knows nothing of it"
+
+
 def test_a_scheduler_that_has_begun_anew_with_us_says_nothing_of_what_it_granted_before() -> None:
     core = linked_core()
     announced(core, 1)
@@ -491,7 +508,7 @@ def test_inputs_that_are_back_wait_100_ms_for_the_word_of_their_scheduler() -> N
     [run] = of_type(Arrivals, told(core.handle(TurnEnded(), 111.0)))
     assert (run.first_seq, run.count) == (1, 1)
     assert core.wake_at_ms == pytest.approx(1_000.0, abs=5.0)
-    assert core.counters["inputs_returned"] == 8
+    assert core.counters["inputs_returned"] == 4
     assert "late_results" not in core.counters
     assert told(core.handle(returned((0, 1)), 112.0)) == [], "too late: it has another seq"
 

@@ -270,16 +270,23 @@ def test_early_inputs_are_bounded_in_bytes() -> None:
     assert core.counters["inputs_over_pool"] == 1
 
 
-def test_nobody_hears_that_inputs_were_not_run_which_do() -> None:
-    """Whoever pushes may write another frontend's name: what runs under that name is not given back."""
-    core = serving_core()
-    core.handle(run_batch(part((0, 2))), 0.0)
-    assert actions_of(Execute, core.handle(inputs(0, 1), 0.0))
+def test_nobody_hears_that_inputs_were_not_run_which_are_in_a_batch() -> None:
+    """Whoever pushes may write another frontend's name: what a batch has under that name is not given back."""
     forged = [inputs(0, 1, number=7), inputs(0, 1, slice_id="slice-of-another-worker"), inputs(0, 1)]
-    for event in forged:
-        assert inputs_returned(core.handle(event, 1.0)) == []
-        assert inputs_returned(core.handle(NoRoom(event.inputs), 1.0)) == []
-    assert inputs_returned(core.handle(Tick(), 1.0 + WAIT_MS)) == []
+    for is_early in (False, True):
+        for end in (Tick(), DeviceBroken("it fell off the bus")):
+            core = serving_core()
+            said = [*core.handle(inputs(0, 1), 0.0)]
+            if is_early:
+                said += [action for event in forged for action in core.handle(event, 0.0)]
+            said += core.handle(NoRoom(forged[-1].inputs), 0.0)
+            said += core.handle(run_batch(part((0, 2))), 0.0)
+            assert actions_of(Execute, said)
+            for event in forged:
+                said += core.handle(event, 1.0)
+                said += core.handle(NoRoom(event.inputs), 1.0)
+            said += core.handle(end, 1.0 + WAIT_MS)
+            assert inputs_returned(said) == []
 
 
 def test_early_inputs_take_the_place_of_no_other_frontend() -> None:
