@@ -169,6 +169,9 @@ class AnswersDue:
         world = self._world
         if not pending._by_slice:
             return
+        back_until_ms = pending.inputs_back_until_ms
+        if back_until_ms is not None and frontend.now_ms() - back_until_ms > LOST_MS:
+            raise Violated(f"{frontend.place} keeps requests whose inputs are back, and nobody says anything")
         disturbed_until_ms = max(path.disturbed_until_ms for path in world.network.paths)
         for worker in world.workers_alive():
             since_ms = max(disturbed_until_ms, frontend.resumed_at_ms, worker.resumed_at_ms)
@@ -180,7 +183,8 @@ class AnswersDue:
                     assert place is not None, "it is on a slice"
                     granted_ago_ms = frontend.now_ms() - place.granted_at_ms
                     was_disturbed = world.now_ms - granted_ago_ms < since_ms  # a full queue drops outputs
-                    if granted_ago_ms < LOST_MS or was_disturbed:
+                    # One whose inputs are back waits for a moment, or for a scheduler that has it queued.
+                    if granted_ago_ms < LOST_MS or was_disturbed or request.are_inputs_back:
                         continue
                     if slice_.queue.find(place.batch_id) is None:
                         what = f"request {request.number}, granted {granted_ago_ms:.0f} ms ago"
