@@ -30,7 +30,7 @@ from fabric.messages import (
     Returned,
     StatusAsked,
 )
-from roles.frontend.requests import BatchSlot, Pending, Request, RequestState
+from roles.frontend.requests import Pending, Request, RequestState
 from roles.runtime.core import SCHEDULER
 from roles.runtime.peer_checks import NOT_OWNER, Offences, PeerChecks, Rule, Verdict, anybody
 
@@ -83,9 +83,9 @@ class FrontendPeerChecks:
             place = request.former_place if is_former else request.place
             if place is None or (not is_former and request.stage is not RequestState.GRANTED):
                 self.offences.counters["late_results"] += 1
-            elif _is_of(place, message):
+            elif place.is_of(message):
                 yield row, request
-            elif any(_is_of(stopped, message) for stopped in request.stopped):
+            elif any(stopped.is_of(message) for stopped in request.stopped):
                 self.offences.counters["late_results"] += 1
             else:
                 what = (
@@ -102,7 +102,3 @@ def _operator_only(peer: PeerId, message: StatusAsked | RecordsAsked | FiguresAs
     del message
     if role_id_of(peer) != OPERATOR:
         raise RemoteProtocolError("it is not the operator", NOT_OWNER)
-
-
-def _is_of(place: BatchSlot, message: Outputs | BatchFailed) -> bool:
-    return place.slice_id == message.slice_id and place.batch_id == message.batch_id

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from fabric.ids import BatchId, ModelId, PeerId, SliceId
-from fabric.messages import InputsReturned, SeqRun
+from fabric.messages import BatchFailed, InputsReturned, Outputs, SeqRun
 from roles.frontend.announced_runs import AnnouncedRun
 from roles.runtime.core import Handle
 
@@ -90,6 +90,10 @@ class BatchSlot(Struct, frozen=True, gc=False):
     reason: str
     generation: int = 0
     """`Registration.generation` of that moment."""
+
+    def is_of(self, message: Outputs | BatchFailed | InputsReturned) -> bool:
+        """Whether a worker speaks of that batch."""
+        return self.slice_id == message.slice_id and self.batch_id == message.batch_id
 
 
 class TaskId(NamedTuple):
@@ -280,13 +284,11 @@ class Pending:
 
     def granted_to(self, returned: InputsReturned) -> Iterator[Request]:
         """Those of the message that are granted to its batch now. Others have a fate already, or another grant."""
-        known = self._by_seq.get(returned.model_id, {})
         for seq in returned.seqs:
-            request = known.get(seq)
-            place = None if request is None or request.seq != seq else request.place
-            if request is None or place is None or place.slice_id != returned.slice_id:
+            request = self.with_seq(returned.model_id, seq)
+            if request is None or request.seq != seq or request.place is None:
                 continue
-            if place.batch_id == returned.batch_id:
+            if request.place.is_of(returned):
                 yield request
 
     def note_inputs_back(self, request: Request, now_ms: float, *, is_stopped: bool) -> None:

@@ -503,11 +503,10 @@ class WorkerCore:
     def _no_room(self, inputs: Inputs) -> list[WorkerAction]:
         """The worker has them not at all: neither in the batch nor early."""
         slice_ = self._slices.get(inputs.slice_id)
-        is_ours = slice_ is not None and inputs.incarnation == self._identity.incarnation
-        batch = None if slice_ is None else slice_.queue.find(inputs.batch_id)
-        if not is_ours or self._early.has(inputs) or (batch is not None and not batch.wants(inputs)):
+        if slice_ is None or inputs.incarnation != self._identity.incarnation or self._early.has(inputs):
             return []
-        return return_inputs(inputs, _NO_ROOM)
+        batch = slice_.queue.find(inputs.batch_id)
+        return [] if batch is not None and not batch.wants(inputs) else return_inputs(inputs, _NO_ROOM)
 
     def _return_early(self, until_ms: float, reason: str) -> list[WorkerAction]:
         """Inputs that wait until then for their batch are not run. What its batch left in the pool is no part of it."""

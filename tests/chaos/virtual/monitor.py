@@ -259,9 +259,8 @@ class Monitor:
             self._run(one, place, job)
         start_at_ms = self._world.now_ms - (worker.now_ms() - began_at_ms)
         due_at_ms = max(one.asked_at_ms + one.budget_ms for one, _ in asked)
-        if (
-            size < granted
-        ):  # a batch expires with the loosest deadline that it was granted with, be that one cancelled since
+        # A batch expires with the loosest deadline that it was granted with, be that one cancelled since.
+        if size < granted:
             due_at_ms = max(due_at_ms, expires_at_ms)
         late_ms = start_at_ms - due_at_ms
         if late_ms > LATE_START_MS and self._world.are_clocks_sure:
