@@ -43,6 +43,7 @@ _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applie
 _UNFAIR = 1.5  # times the mean is more than chance
 _BISECTIONS = 18  # of the price: to a part in 260,000
 _ROUNDING = 1e-12  # of a run time
+_NEGLIGIBLE = 1e-6  # of a chance
 _NOTHING_MS = 1e-6  # nothing takes less than a nanosecond, and an intercept below it is rounding
 
 
@@ -109,13 +110,14 @@ def plan_holds(
     mean: float,
     opening_ratio: float = 1.0,
     *,
+    foreseen: float = 0.0,
     is_short: bool = False,
 ) -> list[Hold]:
     """The holds of models that share `slices`.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
-    `opening_ratio`: what opening their batches really costs, over what their rates let expect. `is_short`: requests are
-    refused, as there is no room for all.
+    `opening_ratio`: what opening their batches really costs, over what their rates let expect. `foreseen`: see `foreseen_loss`; it counts as if
+    it had been lost. `is_short`: requests are refused, as there is no room for all.
     """
     if not prospects:
         return []
@@ -125,7 +127,8 @@ def plan_holds(
     frugal = whole_slices(deferred, slices)
     models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
-    allowed = frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal)
+    suffered = max(mean, foreseen)
+    allowed = frugal + min(1.0, suffered / ALL_LOSE) * (lavish - frugal)
     leaves_idle = frugal < slices
     price = _price(prospects, (allowed - fixed) / opening_ratio)
     price_of_whole = _price(prospects, (frugal - fixed) / opening_ratio) if leaves_idle else price
@@ -146,7 +149,7 @@ def plan_holds(
         held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
-        spares_reserve = held_share == 1.0 and (needed_ms > 0.0 or (leaves_idle and mean < CALM_LOST))
+        spares_reserve = held_share == 1.0 and (needed_ms > 0.0 or (leaves_idle and suffered < CALM_LOST))
         if hold_ms >= _NEARLY * one.hold_max_ms:
             target = max(1, int(1 + (one.target - 1) * held_share))
             holds.append(Hold(one.hold_max_ms, target, spares_reserve, is_full=True))
@@ -154,6 +157,60 @@ def plan_holds(
             gathered = one.per_ms * max(hold_ms, needed_ms)
             holds.append(Hold(hold_ms, max(1, int(1 + gathered * held_share)), spares_reserve))
     return holds
+
+
+def foreseen_loss(prospects: Sequence[Prospect], slices: float, opening_ratio: float = 1.0) -> float:
+    """The part of the requests (0 to 1) that full deferral would lose because no slice is idle when their batch has to go, as far as going early helps.
+
+    A model that keeps 2.3 slices busy has two batches under way all the time and a third one for 0.3 of it, at moments that have nothing to do
+    with other models'. So what is taken is a sum of coins that each model throws, here as many equal ones as have the same mean and variance, without
+    the coin of whoever asks: a model's own batches come one after another. Going early costs slices: it helps in the measure in which
+    deferral leaves them idle. `opening_ratio`: as for `plan_holds`.
+    """
+    deferred = whole = mean = variance = 0.0
+    for one in prospects:
+        own = one.work_deferred(opening_ratio)
+        part = own % 1.0
+        deferred += own
+        whole += own - part
+        mean += part
+        variance += part * (1.0 - part)
+    if (
+        mean <= variance or slices <= deferred
+    ):  # nothing is left to chance; or it is too much, which will be measured
+        return 0.0
+    bias = 1.0 - variance / mean
+    all_taken = _at_least(math.ceil(slices - whole - _ROUNDING), mean / bias - 1.0, bias)
+    if not all_taken:
+        return 0.0
+    lost = asked = 0.0
+    for one in prospects:
+        size = 1.0 + one.per_ms * one.hold_max_ms
+        # All slices are busy, so one becomes free each run time / slices; what can wait no longer has about alpha left.
+        freed_ms = (one.alpha_ms * size + one.beta_ms) / slices
+        heads = min(size, 1.0 + one.per_ms * freed_ms)
+        lost += one.per_ms * math.exp(-one.alpha_ms / freed_ms) * heads / size
+        asked += one.per_ms
+    return (1.0 - deferred / slices) * all_taken * lost / asked
+
+
+def _at_least(count: int, coins: float, bias: float) -> float:
+    """The chance that at least so many of `coins` (a count, whole or not) show what each shows with the chance `bias`.
+
+    1 where it is what to expect: nobody asks how near.
+    """
+    if count <= coins * bias:
+        return 1.0
+    if count > coins + _ROUNDING:
+        return 0.0
+    ways = math.lgamma(coins + 1.0) - math.lgamma(count + 1.0) - math.lgamma(max(0.0, coins - count) + 1.0)
+    chance = math.exp(ways + count * math.log(bias) + max(0.0, coins - count) * math.log1p(-bias))
+    found = 0.0
+    while chance > _NEGLIGIBLE * found:
+        found += chance
+        chance *= max(0.0, coins - count) / (count + 1.0) * bias / (1.0 - bias)
+        count += 1
+    return found
 
 
 def whole_slices(needed: float, slices: float) -> float:

@@ -24,7 +24,7 @@ from fabric.ids import ModelId, SliceId
 from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
-from policies.batching.holding import plan_holds, plan_reserves, prospect
+from policies.batching.holding import foreseen_loss, plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import PICK, Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
@@ -266,8 +266,9 @@ class Tenuto(Central):
         """Set every model's hold and target from the rates as they are."""
         every_ms = max(PLAN_EVERY_MS, PLAN_MS_PER_MODEL * len(self._counts))
         self._plan_at_ms = now_ms + every_ms
-        memory = min(1.0, _MEMORY * every_ms / PLAN_EVERY_MS)
         elapsed_ms = now_ms - self._planned_at_ms
+        # Where little is asked plans are rare, and a loss must not count for longer than where they are not.
+        memory = min(1.0, _MEMORY * max(every_ms, elapsed_ms) / PLAN_EVERY_MS)
         self._planned_at_ms = now_ms
         if self._is_regrouped:
             self._regroup()
@@ -303,9 +304,22 @@ class Tenuto(Central):
             ]
             lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
             is_short = any(counts.gate.buckets is not None for counts in all_counts)
-            holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio, is_short=is_short)
+            foreseen = foreseen_loss(prospects, group.slices, opening_ratio)
+            holds = plan_holds(
+                prospects,
+                lost_shares,
+                group.slices,
+                mean,
+                opening_ratio,
+                foreseen=foreseen,
+                is_short=is_short,
+            )
             reserves = plan_reserves(
-                prospects, group.slices, [pool.at_once for pool in group.pools], opening_ratio, mean
+                prospects,
+                group.slices,
+                [pool.at_once for pool in group.pools],
+                opening_ratio,
+                max(mean, foreseen),
             )
             for pool, reserve in zip(group.pools, reserves, strict=True):
                 if reserve < pool.reserve and pool.early:

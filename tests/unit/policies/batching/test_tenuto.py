@@ -7,14 +7,17 @@ import random
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Delay
 from policies.batching.batch_moments import cost_table, exec_table, lead_table
 from policies.batching.disciplines.tenuto import Tenuto
-from policies.batching.holding import Hold, Prospect, plan_holds, plan_reserves, prospect
+from policies.batching.holding import Hold, Prospect, foreseen_loss, plan_holds, plan_reserves, prospect
 from policies.batching.registry import make_discipline
+from roles.lab import scheduler_only
+from roles.lab.scheduler_only import Case, Model
 from tests.batching_stage import Stage, hosted, linear
 
 TABLE = linear(1, 5, 64)
@@ -129,6 +132,19 @@ def test_losses_are_forgotten_within_the_same_time_however_many_models_there_are
     group.wait_losses.share = 0.1
     feed(to, {"m": 50.0}, 2_560.0)
     assert group.wait_losses.share == pytest.approx(0.1 * math.exp(-1.0), rel=0.25)
+
+
+@pytest.mark.parametrize("gap_ms", [400.0, 1_000.0, 10_000.0])
+def test_losses_are_not_remembered_for_longer_where_little_is_asked(gap_ms: float) -> None:
+    """There plans are rare: they are made when a batch leaves."""
+    to = stage(1)
+    discipline = to.discipline
+    assert isinstance(discipline, Tenuto)
+    feed(to, {"m": gap_ms}, gap_ms + 60.0)
+    (group,) = discipline._groups
+    group.wait_losses.share = 0.1
+    feed(to, {"m": gap_ms}, 2 * gap_ms + 2_560.0)
+    assert group.wait_losses.share <= 0.1 * math.exp(-0.8)
 
 
 def test_what_gains_most_by_holding_is_held_longest() -> None:
@@ -297,6 +313,80 @@ def test_a_reserve_is_kept_where_full_deferral_is_what_carries_the_load() -> Non
     assert plan_reserves(many, 48, [48], mean=0.001) == [0]  # half the slices would be idle
     assert plan_reserves(many, 24, [16, 8]) == [1, 0]
     assert plan_reserves([prospect_of(300.0) for _ in range(400)], 240, [240]) == [5]
+
+
+def lost_of(one: Prospect, slices: int, busy: float) -> float:
+    """Of a batch that has to go while all slices are busy: the part of its requests that comes too late, as far as slices are idle otherwise."""
+    size = 1.0 + one.per_ms * one.hold_max_ms
+    freed_ms = (one.alpha_ms * size + one.beta_ms) / slices
+    heads = min(1.0, (1.0 + one.per_ms * freed_ms) / size)
+    return (1.0 - busy / slices) * math.exp(-one.alpha_ms / freed_ms) * heads
+
+
+@pytest.mark.parametrize(
+    ("rate_rps", "models", "slices"), [(4.0, 20, 4), (20.0, 20, 4), (20.0, 5, 4), (300.0, 12, 9)]
+)
+def test_what_equal_models_lose_by_meeting_is_a_matter_of_coins(
+    rate_rps: float, models: int, slices: int
+) -> None:
+    one = prospect_of(rate_rps)
+    own = one.work_deferred()
+    others, busy = models - 1, own % 1.0
+    free = slices - models * math.floor(own)
+    all_taken = sum(
+        math.comb(others, count) * busy**count * (1.0 - busy) ** (others - count)
+        for count in range(free, others + 1)
+    )
+    assert all_taken > 0.0
+    foreseen = foreseen_loss([one] * models, slices)
+    assert foreseen == pytest.approx(all_taken * lost_of(one, slices, models * own), rel=1e-4)
+
+
+def test_what_unlike_models_lose_by_meeting_is_about_what_their_own_coins_say() -> None:
+    many = [prospect_of(rate_rps) for rate_rps in (5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)]
+    exact, work = 0.0, sum(one.work_deferred() for one in many)
+    for asking in range(8):
+        busy_slices = [1.0]  # how likely 0, 1, 2 … slices are taken by the others
+        for number, one in enumerate(many):
+            if number != asking:
+                part = one.work_deferred()
+                assert part < 1.0
+                busy_slices = [
+                    stay * (1.0 - part) + more * part
+                    for stay, more in zip([*busy_slices, 0.0], [0.0, *busy_slices], strict=True)
+                ]
+        exact += many[asking].per_ms * sum(busy_slices[4:]) * lost_of(many[asking], 4, work)
+    exact /= sum(one.per_ms for one in many)
+    assert 0.0005 < exact < 0.05
+    assert foreseen_loss(many, 4) == pytest.approx(exact, rel=0.25)
+
+
+def test_nobody_meets_where_there_is_nobody_else_or_a_slice_for_everyone() -> None:
+    assert foreseen_loss([], 4) == 0.0
+    for slices in (1, 4):
+        assert foreseen_loss([prospect_of(600.0)], slices) == 0.0
+    assert foreseen_loss([prospect_of(20.0)] * 4, 4) == 0.0
+    assert foreseen_loss([prospect_of(5_000.0)] * 20, 4) == 0.0  # far too much: that will be measured
+    losses = [foreseen_loss([prospect_of(20.0)] * 20, slices) for slices in range(3, 21)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > 0.02
+    assert 1e-6 > losses[-2] > losses[-1] == 0.0
+
+
+def test_models_that_would_meet_on_few_slices_are_not_held_until_they_have_lost() -> None:
+    """Twenty models with six requests a second each, in bursts, on four GPUs (a held-out row of docs/results/disciplines.md)."""
+    models = tuple(Model(f"m{number}", 1.061, 10.312, 29.0) for number in range(20))
+    case = Case("twenty", models, 4, 0.2)
+    lost = {}
+    for name in ("deferred", "eager", "tenuto"):
+        played = scheduler_only.play(
+            case, scheduler_only.made(case, name, {}), case.arrivals(1, 120.0, 25_000.0)
+        )
+        lost[name] = sum(
+            int(np.isnan(fate.finished_at_ms[fate.arrived_at_ms >= 5_000.0]).sum())
+            for fate in played.fates.values()
+        )
+    assert lost["deferred"] > 0 == lost["eager"] == lost["tenuto"]
 
 
 def test_no_reserve_is_larger_than_what_holding_saves() -> None:
