@@ -248,7 +248,7 @@ class FrontendCore:
                 continue
             self._doubt_scheduler(late)
             if late.stage is RequestState.GRANTED and not late.are_inputs_back:
-                self._estimates.note_end(late, now_ms)
+                self._estimates.note_expired(late)
             self._requests.refuse(late, DeadlineExceeded, _why_late(late))
         back_at_ms = self._pending.inputs_back_until_ms
         if back_at_ms is not None and back_at_ms <= now_ms:
@@ -583,6 +583,7 @@ class FrontendCore:
 
     def _on_computed(self, event: Computed) -> None:
         outputs = event.message
+        self._estimates.note_outputs(outputs, self._now_ms)
         wrong = next((spec for spec in event.specs if spec.shape[:1] != (len(outputs.seqs),)), None)
         is_first = True
         for row, request in self._checks.granted(outputs, self._now_ms):

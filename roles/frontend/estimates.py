@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from fabric.ids import ModelId
+from fabric.messages import Outputs
 from roles.frontend.preprocess_times import PreprocessTimes
-from roles.frontend.requests import Request
+from roles.frontend.requests import BatchSlot, Request
 from roles.frontend.return_margin import ReturnMargin
+
+OVERDUE_MAX: Final = 4096
+"""Of as many expired requests the outputs may still tell how late they were: two seconds of 2,000 a second."""
 
 
 class Estimates:
@@ -17,6 +22,7 @@ class Estimates:
         self._make_margin = make_margin
         self._returns: dict[ModelId, ReturnMargin] = {}
         self._preprocess_times: dict[ModelId, PreprocessTimes] = {}
+        self._overdue: dict[tuple[ModelId, int], tuple[BatchSlot, float, float]] = {}
 
     @property
     def reserve_ms_max(self) -> float:
@@ -36,10 +42,30 @@ class Estimates:
         return path
 
     def note_end(self, request: Request, now_ms: float) -> None:
-        """Granted, and its end has come: in time, or late."""
+        """Granted, and its answer leaves: in time, or late."""
         self.return_of(request.model_id).note_answer(
             now_ms - request.due_at_ms, request.due_at_ms - request.asked_at_ms
         )
+
+    def note_expired(self, request: Request) -> None:
+        """Granted, and refused at its deadline: how late its outputs are is not known before they come, if they do."""
+        assert request.place is not None, "it is granted"
+        if len(self._overdue) >= OVERDUE_MAX:
+            del self._overdue[next(iter(self._overdue))]
+        budget_ms = request.due_at_ms - request.asked_at_ms
+        self._overdue[request.model_id, request.seq] = request.place, request.due_at_ms, budget_ms
+
+    def note_outputs(self, outputs: Outputs, now_ms: float) -> None:
+        """There they are, of those that had expired too."""
+        if not self._overdue:
+            return
+        path = self._returns.get(outputs.model_id)
+        for seq in outputs.seqs:
+            overdue = self._overdue.get((outputs.model_id, seq))
+            if overdue is not None and overdue[0].is_of(outputs):
+                del self._overdue[outputs.model_id, seq]
+                if path is not None:  # else the model was removed
+                    path.note_answer(now_ms - overdue[1], overdue[2])
 
     def note_preprocessed(self, request: Request) -> None:
         """Its picture is decoded."""

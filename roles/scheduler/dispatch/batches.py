@@ -283,8 +283,8 @@ class Batches:
     def _drop(self, drop: Drop, now_ms: float, actions: list[Send]) -> None:
         count = sum(run.count for run in drop.runs)
         self.tallies[drop.model_id].dropped += count
+        self.untried.dropped(drop.model_id, now_ms)
         if drop.is_expired:
-            self.untried.dropped(drop.model_id, now_ms)
             self.counters.requests_expired += count
             why = EXPIRED
             code, reason = "DeadlineExceeded", "could no longer finish within its budget"

@@ -23,7 +23,7 @@ class Untried:
         self._models: set[ModelId] = set()
 
     def dropped(self, model_id: ModelId, now_ms: float) -> None:
-        """A request of that model could no longer finish in time."""
+        """A request of that model was dropped, for whatever reason: with the slices that are not used there might have been room."""
         self._models.add(model_id)
         if self.due_at_ms == NEVER_MS:
             self.due_at_ms = now_ms + FORGET_EVERY_MS

@@ -30,6 +30,7 @@ from fabric.messages import (
     Withdraw,
 )
 from roles.frontend.core import FrontendCore
+from roles.frontend.estimates import OVERDUE_MAX
 from roles.frontend.events import (
     ClientSaid,
     DropSlice,
@@ -188,16 +189,48 @@ def test_an_answer_that_is_late_for_its_client_is_sent_and_widens_what_is_kept_b
     assert budget_announced_ms(core, 200.0) < before_ms - 2.0
 
 
-def test_a_request_that_expires_on_a_worker_widens_what_is_kept_back() -> None:
+@pytest.mark.parametrize(
+    ("outputs_after_ms", "kept_more_ms"),
+    [(None, 0.0), (0.1, 1.2), (5.0, 12.0), (40.0, 0.0)],  # 40: no margin would have saved it
+)
+def test_a_request_that_expires_on_a_worker_widens_what_is_kept_back_by_how_late_its_outputs_are(
+    outputs_after_ms: float | None, kept_more_ms: float
+) -> None:
     core = linked_core()
-    budgets_ms = []
     for number in range(12):
         at_ms = 200.0 * number
-        budgets_ms.append(budget_announced_ms(core, at_ms, way_ms=10.0))
-        core.handle(grant((number, 1)), at_ms)
+        budget_announced_ms(core, at_ms)
+        before_ms = core.margins_ms[DIGITS] if number else 1.0
+        core.handle(grant((number, 1), batch_id=number), at_ms)
         core.handle(Tick(), at_ms + 100.0)
+        assert core.margins_ms[DIGITS] == before_ms
+        if outputs_after_ms is not None:
+            late = computed(number, batch_id=number, transfer_ms=0.0, queue_ms=0.0, gpu_ms=100.0)
+            core.handle(late, at_ms + 100.0 + outputs_after_ms)
     assert core.counters["refused_DeadlineExceeded"] == 12
-    assert budgets_ms[-1] < budgets_ms[0]
+    assert core.margins_ms[DIGITS] - 1.0 == pytest.approx(kept_more_ms)
+
+
+def test_only_the_batch_that_a_request_was_granted_to_tells_how_late_it_was() -> None:
+    core = linked_core()
+    before_ms = budget_announced_ms(core, 0.0)
+    core.handle(grant((0, 1), batch_id=1), 0.0)
+    core.handle(Tick(), 100.0)
+    core.handle(computed(0, batch_id=2), 103.0)
+    assert budget_announced_ms(core, 200.0) == before_ms
+    core.handle(computed(0, batch_id=1), 303.0)  # far too late, and told once
+    core.handle(computed(0, batch_id=1), 303.0)
+    assert budget_announced_ms(core, 400.0) == before_ms
+
+
+def test_how_late_outputs_are_is_remembered_for_so_many_requests_at_most() -> None:
+    core = linked_core()
+    for number in range(OVERDUE_MAX + 1):
+        core.handle(asked(number), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    core.handle(grant((0, OVERDUE_MAX + 1)), 0.0)
+    core.handle(Tick(), 100.0)
+    assert len(core._estimates._overdue) == OVERDUE_MAX
 
 
 def test_what_is_asked_again_after_its_due_moment_is_announced_with_nothing_left() -> None:
