@@ -308,14 +308,16 @@ class NodeAgentCore:
 
     def _on_lease_kept(self, kept: LeaseKept, now_ms: float) -> None:
         report = self._lease.kept(kept, now_ms)
-        self.counters["epochs_granted" if kept.is_written else "leases_not_kept"] += 1
-        if report is None:
+        if not kept.is_written:
+            self.counters["leases_not_kept"] += 1
+            if report is not None:
+                self._actions.append(Send(PeerId(report.holder_id), report))
             return
+        assert report is not None, "it was asked for"
         holder = PeerId(report.holder_id)
+        self.counters["epochs_granted"] += 1
         # To the scheduler first: it hears of its epoch before the workers do whom it will command.
         self._actions.append(Send(holder, report))
-        if not kept.is_written:
-            return
         self._tell_schedulers(now_ms, but=holder)  # who takes it for free would ask for it soon
         if holder in self._schedulers:
             self._follow(holder)

@@ -94,8 +94,7 @@ class LeaseGrants:
         Where it could not be written the holder, which asked for a higher epoch, has its lease renewed with the one that it has.
         """
         asked, self._asked = self._asked, None
-        if asked is None:
-            return None
+        assert asked is not None, "it is written because somebody asked"
         if kept.is_written:
             self.record = kept.record
         elif not self._is_held_by(asked):
