@@ -355,9 +355,7 @@ class SchedulerShell:
             assert self._settled is not None, "it began with one"
             if controller.is_steady and controller.settled != self._settled.number:
                 self._settled = self._copy_of(core.settings(), controller.settings(), controller.settled)
-            epoch = (
-                self._replica.epoch
-            )  # until one is granted another plan would count for more than this one
+            epoch = self._replica.epoch  # until one is granted another plan would count for more
             if epoch != NO_EPOCH and kept.is_due(epoch, self._settled.number, self._clock):
                 # Before anybody hears that it is settled.
                 copy = self._copy()

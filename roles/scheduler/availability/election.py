@@ -154,7 +154,7 @@ class Election:
         if is_new:  # what the former connection, or process, was asked is answered no more
             agent = replace(agent, asks=())
         held_until_ms = agent.held_until_ms
-        # Its own is also what an agent holds it by that cannot write down the higher one that it was asked for.
+        # An agent that cannot write down the higher epoch that it is asked for renews the lease with the one that it granted.
         is_held = self._is_own(report) and report.epoch in (self.epoch, self._asking)
         for number, asked_at_ms in agent.asks:
             if number == report.number and is_held:
