@@ -225,7 +225,7 @@ class SupervisorCore:
                     self._drain(role)
             case RestartRoles():
                 plans = sorted((role.plan for role in self._roles.values()), key=lambda one: one.restart_rank)
-                self._rolling = RollingRestart([plan.role_id for plan in plans], self._now_ms)
+                self._rolling = RollingRestart({plan.role_id: plan.kind for plan in plans}, self._now_ms)
         self._asked = asked
 
     def _refusal(self, change: RoleRequest) -> tuple[str, str] | None:

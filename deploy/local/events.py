@@ -16,7 +16,7 @@ class RolePlan(Struct, frozen=True):
     """A role to run. `start_rank`: lower ones first; `stop_limit_ms`: from SIGTERM to SIGKILL.
 
     `restart_rank`: lower ones first in a rolling restart. What another one of its kind stands in for goes first: node
-    agents, frontends, then standby schedulers, so that one of them is new when the active one ends, and that one last.
+    agents, then frontends, and schedulers last.
     """
 
     role_id: str

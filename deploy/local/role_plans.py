@@ -45,7 +45,7 @@ def role_plans(
             start_rank=0,
             stop_rank=2,
             stop_limit_ms=SCHEDULER_STOP_MS + (FRONTEND_STOP_MS if is_together else 0.0),
-            restart_rank=2 if place.is_standby else 3,
+            restart_rank=2,
             kind="scheduler" if config.shards == 1 else f"scheduler of shard {place.shard}",
             frontend=frontend_id(0) if is_together and number == 0 else "",
         )

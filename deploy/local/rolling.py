@@ -7,11 +7,15 @@
 
 Health is what a role says of itself: whether it is ready, how many slices it has ready, how many frontends it knows. The
 rest after it gives clients the time to connect to it again before the next role of its kind ends.
+
+Of the schedulers of a shard the active one ends last, so that one that is new takes over, and once. Which one that is they
+are asked when it is their turn. It is back when whichever is active then is as healthy as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final
 
@@ -22,6 +26,7 @@ from fabric.messages import SliceState, StatusListed
 ASK_LIMIT_MS: Final = 5_000.0
 HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; a large model may take 150 s to load
 REST_MS: Final = 500.0
+ACTIVE: Final = "active"
 ENDS_MAX: Final = 3
 """Of its own accord, by the role whose turn it is: what kills it may pass, what it says at each start does not."""
 
@@ -32,12 +37,17 @@ class Health(Struct, frozen=True):
     is_ready: bool
     slices_ready: int
     frontends: int
-    stands_by: bool = False
-    """A scheduler that is not the active one: it has no slices and no frontends of its own."""
+    standing: str = ""
+    """Of a scheduler: whether it is the active one. Another has no slices and no frontends of its own."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is the active scheduler."""
+        return self.standing == ACTIVE
 
     def is_as_good_as(self, before: Health) -> bool:
-        """Whether nothing is missing that was there before."""
-        if self.stands_by:
+        """Whether nothing is missing that was there before. A scheduler that stood by need not be more than ready."""
+        if before.standing not in ("", ACTIVE):
             return self.is_ready
         return (
             self.is_ready >= before.is_ready
@@ -52,7 +62,7 @@ def health_of(status: StatusListed) -> Health:
         status.counters.get("is_ready", 1.0) > 0,
         sum(report.state == SliceState.READY for report in status.slices),
         int(status.counters.get("frontends", 0.0)),
-        status.standing is not None and status.standing.state != "active",
+        "" if status.standing is None else status.standing.state,
     )
 
 
@@ -66,12 +76,15 @@ class _Phase(Enum):
 
 
 class RollingRestart:
-    """Of these roles, in this order. `reason`: why it is over before all were restarted."""
+    """Of these roles, in this order, but for active schedulers. `kinds`: what each one is; `reason`: why it is over before all were restarted."""
 
-    def __init__(self, role_ids: Sequence[str], now_ms: float) -> None:
+    def __init__(self, kinds: Mapping[str, str], now_ms: float) -> None:
         self.restarted = 0
         self.reason = ""
-        self._role_ids = tuple(role_ids)
+        self._kinds = kinds
+        self._role_ids = list(kinds)
+        self._witnesses: deque[str] = deque()
+        """Who may say that the role whose turn it is is back: itself, or another scheduler that has taken over from it."""
         self._phase = _Phase.ASKING
         self._before: Health | None = None
         self._back_by_ms = 0.0
@@ -92,7 +105,9 @@ class RollingRestart:
     @property
     def asks(self) -> str:
         """Whose health it wants to hear of; empty: nobody's."""
-        return self.role_id if self._phase in (_Phase.ASKING, _Phase.HEALING) else ""
+        if self._phase is _Phase.HEALING:
+            return self._witnesses[0]
+        return self.role_id if self._phase is _Phase.ASKING else ""
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -104,7 +119,7 @@ class RollingRestart:
         if role_id != self.asks:
             return False
         if self._phase is _Phase.ASKING:
-            if absent:
+            if absent or (health.is_active and self._puts_off()):
                 return False
             self._before = health
             self._back_by_ms = now_ms + HEAL_LIMIT_MS
@@ -113,7 +128,21 @@ class RollingRestart:
         assert self._before is not None, "it was asked before it ended"
         if health.is_as_good_as(self._before):
             self._go_on(_Phase.RESTING, now_ms + REST_MS)
+        elif not health.is_active:
+            self._witnesses.rotate(-1)
         return False
+
+    def _puts_off(self) -> bool:
+        """Whether others of its kind are still to be restarted; then the role whose turn it is goes behind them."""
+        kind = self._kinds[self.role_id]
+        later = [
+            number
+            for number, role_id in enumerate(self._role_ids)
+            if number > self.restarted and self._kinds[role_id] == kind
+        ]
+        if later:
+            self._role_ids.insert(later[-1], self._role_ids.pop(self.restarted))
+        return bool(later)
 
     def exited(self, role_id: str) -> None:
         """Its process has ended."""
@@ -132,6 +161,11 @@ class RollingRestart:
     def serves(self, role_id: str) -> None:
         """Its next process serves."""
         if role_id == self.role_id and self._phase is _Phase.STARTING:
+            assert self._before is not None, "it was asked before it ended"
+            others = [
+                one for one, kind in self._kinds.items() if kind == self._kinds[role_id] and one != role_id
+            ]
+            self._witnesses = deque([role_id, *(others if self._before.is_active else ())])
             self._phase = _Phase.HEALING
 
     def tick(self, now_ms: float, absent: str = "") -> None:

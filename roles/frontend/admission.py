@@ -97,6 +97,14 @@ def admit(
     return info
 
 
+def is_here_already(asked: Asked, pending: Pending) -> bool:
+    """Whether it is a request that is pending here, sent again: its client lost us, and then whom it sent it to meanwhile."""
+    if not asked.message.may_have_run:
+        return False
+    same = pending.numbered(asked.peer, asked.message.request_no)
+    return same is not None and same.asked_name == asked.message.model_id
+
+
 def unheard_reason(shards: Sequence[int]) -> str:
     """Why a model that these shards may have is served by none."""
     return f"no shard that answers has it, and shard {', '.join(map(str, shards))} does not answer"

@@ -61,6 +61,7 @@ from roles.applications.tally import StageTally
 from roles.frontend.admission import (
     admit,
     budget_left_ms,
+    is_here_already,
     way_kept_ms,
 )
 from roles.frontend.announced_runs import coded
@@ -321,6 +322,9 @@ class FrontendCore:
             self._requests.finish(request)
 
     def _on_asked(self, asked: Asked) -> None:
+        if is_here_already(asked, self._pending):
+            self._out.append(Release(asked.payload))  # the answer that it will have is this one's too
+            return
         name, models = asked.message.model_id, self._shards.models
         is_application = name in self._applications
         application = self._applications.info(name, models) if is_application else None

@@ -308,9 +308,12 @@ class NodeAgentCore:
 
     def _on_lease_kept(self, kept: LeaseKept, now_ms: float) -> None:
         report = self._lease.kept(kept, now_ms)
-        if report is None:
+        if not kept.is_written:
             self.counters["leases_not_kept"] += 1
+            if report is not None:
+                self._actions.append(Send(PeerId(report.holder_id), report))
             return
+        assert report is not None, "it was asked for"
         holder = PeerId(report.holder_id)
         self.counters["epochs_granted"] += 1
         # To the scheduler first: it hears of its epoch before the workers do whom it will command.

@@ -54,6 +54,7 @@ class LeaseGrants:
         # None: granted before we started, so from the first event on it counts as granted then.
         self._until_ms: float | None = None if record.epoch else 0.0
         self._asked: LeaseAsked | None = None  # what is being written down
+        self._is_asker_gone = False  # since then: what it is granted is free at once
         self._is_known_free = not record.epoch
 
     @property
@@ -81,27 +82,35 @@ class LeaseGrants:
             and self._asked is None
             and (self.is_free(now_ms) or asked.scheduler_id == record.holder_id)
         ):
-            self._asked = asked
+            self._asked, self._is_asker_gone = asked, False
             return KeepLease(LeaseRecord(Epoch(asked.epoch), asked.scheduler_id, asked.incarnation))
         elif self._asked is not None and asked.epoch == self._asked.epoch:
             return None
         return self.report(now_ms, asked.number)
 
     def kept(self, kept: LeaseKept, now_ms: float) -> LeaseReport | None:
-        """The answer to who asked for what is on the disk now; None: it could not be written, and nothing is granted."""
+        """The answer to who asked for what is on the disk now; None: it could not be written, and nothing is granted.
+
+        Where it could not be written the holder, which asked for a higher epoch, has its lease renewed with the one that it has.
+        """
         asked, self._asked = self._asked, None
-        if not kept.is_written or asked is None:
+        assert asked is not None, "it is written because somebody asked"
+        if kept.is_written:
+            self.record = kept.record
+        elif not self._is_held_by(asked):
             return None
-        self.record = kept.record
         self._grant_until(now_ms + LEASE_MS)
+        if self._is_asker_gone:
+            self._free()
         return self.report(now_ms, asked.number)
 
     def closed(self, scheduler_id: str) -> bool:
         """A connection to that scheduler was closed; True if it held the lease, which is free now."""
+        if self._asked is not None and self._asked.scheduler_id == scheduler_id:
+            self._is_asker_gone = True
         if scheduler_id != self.record.holder_id or self._is_known_free:
             return False
-        self._until_ms = 0.0
-        self._is_known_free = True
+        self._free()
         return True
 
     def tick(self, now_ms: float) -> bool:
@@ -128,3 +137,7 @@ class LeaseGrants:
     def _grant_until(self, until_ms: float) -> None:
         self._until_ms = until_ms
         self._is_known_free = False
+
+    def _free(self) -> None:
+        self._until_ms = 0.0
+        self._is_known_free = True

@@ -1,4 +1,4 @@
-"""The epoch that an agent granted last, on its disk: `<run dir>/lease-<host>.lease`, for the next agent of this host."""
+"""The epoch that an agent granted last, on its disk: `<run dir>/node-<host>.lease`, for the next agent of this host."""
 
 from __future__ import annotations
 

@@ -52,9 +52,11 @@ from roles.scheduler.availability.replica import (
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
-from roles.scheduler.planning.saved_plan import Begun, SavedPlan
+from roles.scheduler.planning.desired_state import ControllerSettings
+from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
+from roles.scheduler.settings import SchedulerSettings
 from roles.scheduler.surroundings import SchedulerSurroundings
 
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
@@ -130,7 +132,8 @@ class SchedulerShell:
         )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
         self._first = None if rank else self._kept.read() or written.first_plan()
-        self._begun: Begun | None = None
+        self._settled: PlanCopy | None = None
+        """The plan that the core settled last; at first, that it began with. Its epoch is the present one only in `_copy`."""
         self._core: SchedulerCore | None = None
         self._journal: Journal | None = None
         keys = config.security.keys
@@ -207,8 +210,8 @@ class SchedulerShell:
 
     def _make_core(self) -> MessageCore:
         """A fresh one, of the newest plan that is known here."""
-        self._begun = self._kept.read() or self._first or self._written.first_plan()
-        settings, planning = self._begun
+        settings, planning = self._kept.read() or self._first or self._written.first_plan()
+        self._settled = self._copy_of(settings, planning, 0)
         settings = replace(
             settings,
             role_id=self._role_id,
@@ -217,7 +220,6 @@ class SchedulerShell:
             transfer_ms=FIRST_TRANSFER_MS,
             first_batch_id=self._surroundings.first_batch_id(),
         )
-        self._kept.begin()
         self._core = core = scheduler_core(settings, self._config.batching, planning)
         log.info("plan_begins models=%d slices=%d", len(settings.models), len(settings.slices))
         for model_id, reason in settings.unplaced.items():
@@ -299,18 +301,12 @@ class SchedulerShell:
 
     def _copy(self) -> PlanCopy:
         """The plan that was settled last: while it is changed, the one before."""
-        core, kept, epoch = self._core, self._kept, self._replica.epoch
-        assert core is not None, "it is active"
-        assert core.controller is not None, "it was made with one"
-        assert self._begun is not None, "of that"
-        if core.controller.is_steady:
-            plan, number = (core.settings(), core.controller.settings()), core.controller.settled
-        elif kept.newest is not None and kept.newest.epoch == epoch:
-            return kept.newest
-        else:
-            plan, number = self._begun, 0
-        about = about_scheduler(plan[0], self._config.batching, plan[1])
-        return PlanCopy(epoch, number, kept.digest, about.decode())
+        assert self._settled is not None, "it is active"
+        return replace(self._settled, epoch=self._replica.epoch)
+
+    def _copy_of(self, settings: SchedulerSettings, planning: ControllerSettings, number: int) -> PlanCopy:
+        about = about_scheduler(settings, self._config.batching, planning)
+        return PlanCopy(NO_EPOCH, number, self._kept.digest, about.decode())
 
     def _send_copy(self, peers: Sequence[PeerId], copy: PlanCopy) -> None:
         if self._kept.log_if_too_large(copy.document):
@@ -356,10 +352,11 @@ class SchedulerShell:
             assert controller is not None, "it was made with one"
             while controller.unlogged:
                 log.info("placement %s", controller.unlogged.popleft())
-            is_granted = (
-                self._replica.epoch != NO_EPOCH
-            )  # else another plan would count for more than this one
-            if is_granted and controller.is_steady and kept.is_due(controller.settled, self._clock):
+            assert self._settled is not None, "it began with one"
+            if controller.is_steady and controller.settled != self._settled.number:
+                self._settled = self._copy_of(core.settings(), controller.settings(), controller.settled)
+            epoch = self._replica.epoch  # until one is granted another plan would count for more
+            if epoch != NO_EPOCH and kept.is_due(epoch, self._settled.number, self._clock):
                 # Before anybody hears that it is settled.
                 copy = self._copy()
                 kept.write(copy, self._clock.now_ms())

@@ -154,8 +154,10 @@ class Election:
         if is_new:  # what the former connection, or process, was asked is answered no more
             agent = replace(agent, asks=())
         held_until_ms = agent.held_until_ms
+        # An agent that cannot write down the higher epoch that it is asked for renews the lease with the one that it granted.
+        is_held = self._is_own(report) and report.epoch in (self.epoch, self._asking)
         for number, asked_at_ms in agent.asks:
-            if number == report.number and self._is_own(report) and report.epoch == self._asking:
+            if number == report.number and is_held:
                 held_until_ms = max(held_until_ms, asked_at_ms + HELD_MS)
         self._agents[report.node_id] = replace(
             agent,

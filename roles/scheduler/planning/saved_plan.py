@@ -67,8 +67,8 @@ class SavedPlan:
         self.failures = 0
         self.digest = hashlib.sha256(json.dumps(through_json(document), sort_keys=True).encode()).hexdigest()
         """Of the configuration."""
-        self._settled: int | None = None
-        self._unwritten: int | None = None
+        self._written: tuple[int, int] | None = None
+        self._unwritten: tuple[int, int] | None = None
         self._again_at_ms = 0.0
         self._has_grown_too_large = False
         self._path = run_dir / f"{role_id}{PLAN_SUFFIX}"
@@ -99,25 +99,24 @@ class SavedPlan:
                 return carried
         return None
 
-    def begin(self) -> None:
-        """Another core counts what it settles from 0 on, and nothing of it is written yet."""
-        self._settled = self._unwritten = None
+    def is_due(self, epoch: int, number: int, clock: Clock) -> bool:
+        """Whether this scheduler's own plan, so settled, is not what it wrote last.
 
-    def is_due(self, settled: int, clock: Clock) -> bool:
-        """Whether the plan changed since it was written, if it was. `settled`: the state of the controller that has it.
-
-        One that could not be written waits; the next one does not, for standbys are sent it then.
+        One that could not be written waits; the next one does not, for standbys are sent it then. Nor does the same one at a higher
+        epoch: written with the former one it would count for less than what another scheduler settled in between.
         """
-        return settled != self._settled and (
-            settled != self._unwritten or clock.now_ms() >= self._again_at_ms
+        version = (epoch, number)
+        return version != self._written and (
+            version != self._unwritten or clock.now_ms() >= self._again_at_ms
         )
 
     def write(self, copy: PlanCopy, now_ms: float) -> None:
         """Keep this scheduler's own plan; where it cannot be written, it is due again in a while."""
+        version = (copy.epoch, copy.number)
         if self.keep(copy):
-            self._settled = copy.number
+            self._written = version
         else:
-            self._unwritten, self._again_at_ms = copy.number, now_ms + AGAIN_AFTER_MS
+            self._unwritten, self._again_at_ms = version, now_ms + AGAIN_AFTER_MS
 
     def keep(self, copy: PlanCopy) -> bool:
         """Keep a plan, whole or not at all, unless a newer one is kept; False: only as long as this process lives."""

@@ -131,11 +131,14 @@ class Agent:
     def feed(self, event: object) -> Sequence[AgentAction]:
         return self.core.handle(event, self.now_ms)  # type: ignore[arg-type]  # one of its events
 
-    def grant(self, scheduler: PeerId, epoch: int) -> Sequence[AgentAction]:
+    def ask(self, scheduler: PeerId, epoch: int) -> LeaseRecord:
         asking = LeaseAsked(str(scheduler), BORN, epoch, 1)
         (keep,) = self.feed(Heard(scheduler, asking))
         assert isinstance(keep, KeepLease)
-        return self.feed(LeaseKept(keep.record, is_written=True))
+        return keep.record
+
+    def grant(self, scheduler: PeerId, epoch: int) -> Sequence[AgentAction]:
+        return self.feed(LeaseKept(self.ask(scheduler, epoch), is_written=True))
 
 
 def messages(actions: Sequence[AgentAction]) -> list[tuple[PeerId, type]]:
@@ -164,6 +167,26 @@ def test_the_other_schedulers_hear_that_the_lease_is_free_no_more() -> None:
     found(agent)
     told = [(one.peer, one.message) for one in agent.grant(SECOND, 17) if isinstance(one, Send)]
     assert (FIRST, LeaseReport(NodeId("a"), 17, "scheduler-1", BORN, is_free=False)) in told
+
+
+def test_the_holder_alone_hears_that_its_lease_goes_on_where_a_higher_epoch_cannot_be_written() -> None:
+    agent = Agent()
+    found(agent)
+    agent.grant(FIRST, 16)
+    told = agent.feed(LeaseKept(agent.ask(FIRST, 32), is_written=False))
+    assert told == [Send(FIRST, LeaseReport(NodeId("a"), 16, "scheduler-0", BORN, is_free=False, number=1))]
+    agent.feed(Lost(FIRST, CLOSED))
+    assert agent.feed(LeaseKept(agent.ask(SECOND, 33), is_written=False)) == []
+    assert (agent.core.counters["epochs_granted"], agent.core.counters["leases_not_kept"]) == (1, 2)
+
+
+def test_the_other_schedulers_hear_that_a_lease_is_free_whose_asker_was_gone_before_it_was_granted() -> None:
+    agent = Agent()
+    found(agent)
+    record = agent.ask(SECOND, 33)
+    agent.feed(Lost(SECOND, CLOSED))
+    told = [one for one in agent.feed(LeaseKept(record, is_written=True)) if isinstance(one, Send)]
+    assert Send(FIRST, LeaseReport(NodeId("a"), 33, "scheduler-1", BORN, is_free=True)) in told
 
 
 def test_an_agent_wants_what_its_epoch_wants_and_nothing_else() -> None:

@@ -26,6 +26,7 @@ from fabric.messages import (
     RoleDrain,
     RoleDrainDryRun,
     RoleRequest,
+    SchedulerStanding,
     SliceReport,
     SliceState,
     StatusListed,
@@ -113,6 +114,86 @@ def test_it_stops_at_the_first_that_does_not_come_back(health: Health) -> None:
     assert up.answers == [Changed(7, "failed", reason="frontend-0 did not come back as it was", started=1)]
     assert up.core.asks == ""
     assert TerminateRole("frontend-1") not in up.done
+
+
+SHARDS = tuple(
+    RolePlan(
+        f"scheduler-{number}", (), 0, 2, 2_000.0, restart_rank=2, kind=f"scheduler of shard {number % 2}"
+    )
+    for number in range(6)
+)
+
+
+class Elected(Up):
+    """Two shards with three schedulers each; `active`: of each. When it ends the one of the next number takes over."""
+
+    def __init__(self, active: Sequence[int]) -> None:
+        super().__init__((*SHARDS, *PLANS[2:]))
+        self.active = {shard: 2 * number + shard for shard, number in enumerate(active)}
+        self.slices_ready = dict.fromkeys(self.active, 2)
+        self.frontends = dict.fromkeys(self.active, 2)
+
+    def health(self, role_id: str) -> Health:
+        if role_id.startswith("frontend"):
+            return WELL
+        number = int(role_id.removeprefix("scheduler-"))
+        shard = number % 2
+        if self.active[shard] != number:
+            return Health(True, 0, 0, "standby")
+        return Health(True, self.slices_ready[shard], self.frontends[shard], "active")
+
+    def go_on(self, ms: float) -> list[str]:
+        """So long, in steps of 100 ms in which whoever is asked says how it is; who ended in that time, in turn."""
+        ended = []
+        for _ in range(int(ms / 100)):
+            if not self.answers:
+                self.wait(100.0)
+            if self.core.asks:
+                told = self.feed(RoleReported(self.core.asks, self.health(self.core.asks)))
+                for role_id in [one.role_id for one in told if isinstance(one, TerminateRole)]:
+                    ended.append(role_id)
+                    self.end(role_id)
+        return ended
+
+    def end(self, role_id: str) -> None:
+        for shard, number in self.active.items():
+            if role_id == f"scheduler-{number}":
+                self.active[shard] = (number + 2) % 6
+        assert SpawnRole(role_id, ()) in self.feed(ProcessExited(role_id, 0, ""))
+        self.feed(RoleServes(role_id))
+
+
+@pytest.mark.parametrize("active", [(first, second) for first in range(3) for second in range(3)], ids=str)
+def test_the_active_scheduler_of_each_shard_ends_last_whichever_it_is(active: Sequence[int]) -> None:
+    """So there is one take-over, by a process that is new already."""
+    up = Elected(active)
+    up.ask(RestartRoles(7))
+    former = {shard: f"scheduler-{number}" for shard, number in up.active.items()}
+    ended = up.go_on(60_000.0)
+    assert up.answers == [Changed(7, "ok", started=8)]
+    assert sorted(ended) == sorted(plan.role_id for plan in (*SHARDS, *PLANS[2:]))
+    for shard, role_id in former.items():
+        assert [one for one in ended[2:] if int(one[-1]) % 2 == shard][-1] == role_id
+
+
+@pytest.mark.parametrize("missing", ["slices_ready", "frontends"])
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_scheduler_is_back_when_the_one_that_took_over_has_what_it_had(
+    missing: str, comes_back: bool
+) -> None:
+    up = Elected((1, 2))
+    up.ask(RestartRoles(7))
+    while up.go_on(100.0) != ["scheduler-2"]:
+        pass
+    getattr(up, missing)[0] = 1
+    assert up.go_on(HEAL_LIMIT_MS - 10_000.0) == []
+    if comes_back:
+        getattr(up, missing)[0] = 2
+        up.go_on(20_000.0)
+        assert up.answers == [Changed(7, "ok", started=8)]
+    else:
+        assert up.go_on(20_000.0) == []
+        assert [answer.reason for answer in up.answers] == ["scheduler-2 did not come back as it was"]
 
 
 def test_a_role_that_is_killed_on_its_way_back_is_waited_for() -> None:
@@ -297,4 +378,6 @@ def test_health_is_what_a_role_says_of_itself() -> None:
     )
     status = StatusListed("scheduler-0", 1, slices, (), {"frontends": 2.0})
     assert health_of(status) == Health(True, 1, 2)
+    standing = SchedulerStanding("standby", 16, 0, 3, 0, ())
+    assert health_of(replace(status, standing=standing)) == Health(True, 1, 2, "standby")
     assert health_of(StatusListed("frontend-0", 1, (), (), {"is_ready": 0.0})) == Health(False, 0, 0)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from fabric.errors import nothing_ready
 from fabric.ids import BatchId, ModelId, PeerId
 from fabric.messages import (
+    Answer,
     Arrivals,
     Dropped,
     HeadInfo,
@@ -21,7 +22,7 @@ from fabric.messages import (
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.drain import DRAIN_MS_MAX, UNDERWAY_MS
-from roles.frontend.events import ClientSaid, Release, Reply, SchedulerSaid, TurnEnded
+from roles.frontend.events import Asked, ClientSaid, Release, Reply, SchedulerSaid, TurnEnded
 from roles.frontend.return_margin import ReturnPath
 from roles.runtime.core import Lost, Tick
 from roles.runtime.process_events import StopAsked
@@ -113,6 +114,39 @@ def test_what_must_not_run_twice_is_not_taken_from_a_frontend_that_was_lost() ->
     never_sent = asked(2)
     never_sent = replace(never_sent, message=replace(never_sent.message, spent_ms=1.0))
     assert refusals(core.handle(never_sent, 0.0)) == [], "it only waited for a connection"
+
+
+def sent_again(request_no: int = 1, model_id: str = DIGITS) -> Asked:
+    """By a client that had lost its frontend with it."""
+    again = asked(request_no, model_id)
+    return replace(again, message=replace(again.message, may_have_run=True))
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+@pytest.mark.parametrize("is_granted", [True, False])
+def test_what_is_sent_again_and_still_here_is_answered_once(is_idempotent: bool, is_granted: bool) -> None:
+    """Its client lost us by silence, then the frontend that it went to: it is the request that we have."""
+    core = linked_core(replace(model_info(), is_idempotent=is_idempotent))
+    core.handle(asked(1), 0.0)
+    core.handle(TurnEnded(), 0.0)
+    again = sent_again()
+    if is_granted:
+        core.handle(grant((0, 1)), 1.0)
+    assert core.handle(again, 2.0) == [Release(again.payload)]
+    assert told(core.handle(TurnEnded(), 2.0)) == []
+    if not is_granted:
+        core.handle(grant((0, 1)), 3.0)
+    (answer,) = of_type(Reply, core.handle(computed(0), 4.0))
+    assert isinstance(answer.message, Answer)
+    assert answer.message.request_no == 1
+    assert core.counters["pending"] == 0
+
+
+def test_another_request_under_a_pending_ones_number_is_its_clients_fault() -> None:
+    core = linked_core(model_info(), replace(model_info(), model_id=ModelId("other")))
+    core.handle(asked(1), 0.0)
+    assert refusals(core.handle(asked(1), 1.0)) == [(1, "InvalidInput")], "never sent before"
+    assert refusals(core.handle(sent_again(model_id="other"), 1.0)) == [(1, "InvalidInput")]
 
 
 def test_what_must_not_run_twice_is_announced_again_only_if_it_has_not_run() -> None:

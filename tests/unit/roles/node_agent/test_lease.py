@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import FabricError
 from fabric.ids import Epoch, Incarnation, NodeId
@@ -91,6 +92,49 @@ def test_nothing_is_answered_that_is_not_written() -> None:
     assert lease.kept(LeaseKept(done.record, is_written=False), 2.0) is None
     assert lease.record == NO_LEASE
     assert granted(lease, asks(1, 17), 3.0).epoch == 17
+
+
+@pytest.mark.parametrize(
+    "ask", [asks(0, 32), asks(0, 32, born="1"), asks(1, 33)], ids=["holder", "next", "other"]
+)
+def test_what_cannot_be_written_renews_the_lease_of_its_holder_alone(ask: LeaseAsked) -> None:
+    lease = LeaseGrants(NODE)
+    granted(lease, asks(0, 16), 0.0)
+    now_ms = 400.0 if ask.scheduler_id == "scheduler-0" else LEASE_MS
+    done = lease.asked(replace(ask, number=7), now_ms)
+    assert isinstance(done, KeepLease)
+    report = lease.kept(LeaseKept(done.record, is_written=False), now_ms + 1)
+    is_holder = ask == asks(0, 32)
+    held = LeaseReport(NODE, 16, "scheduler-0", Incarnation("0"), is_free=False, number=7)
+    assert report == (held if is_holder else None)
+    assert lease.record.epoch == 16
+    assert lease.wake_at_ms == (now_ms + 1 if is_holder else 0.0) + LEASE_MS
+
+
+@pytest.mark.parametrize(
+    "holder", [NO_LEASE, LeaseRecord(Epoch(16), "scheduler-1", Incarnation("0"))], ids=["none", "own"]
+)
+def test_a_scheduler_that_is_gone_before_its_grant_is_written_holds_nobody_up(holder: LeaseRecord) -> None:
+    lease = LeaseGrants(NODE, holder)
+    lease.begin(0.0)
+    done = lease.asked(asks(1, 33), 1.0)
+    assert isinstance(done, KeepLease)
+    lease.closed("scheduler-0")
+    lease.closed("scheduler-1")
+    report = lease.kept(LeaseKept(done.record, is_written=True), 2.0)
+    assert report is not None
+    assert (report.epoch, report.is_free, lease.wake_at_ms) == (33, True, None)
+    assert granted(lease, asks(0, 48), 3.0).is_free is False
+
+
+def test_another_ones_end_does_not_free_what_is_being_written() -> None:
+    lease = LeaseGrants(NODE)
+    done = lease.asked(asks(1, 33), 1.0)
+    assert isinstance(done, KeepLease)
+    assert not lease.closed("scheduler-0")
+    report = lease.kept(LeaseKept(done.record, is_written=True), 2.0)
+    assert report is not None
+    assert report.is_free is False
 
 
 def test_what_a_former_agent_granted_holds_from_the_start_of_the_next_one() -> None:

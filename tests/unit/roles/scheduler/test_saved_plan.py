@@ -27,24 +27,23 @@ def test_a_full_disk_is_counted_and_tried_again_and_leaves_what_was_kept(
 ) -> None:
     clock, path = HandClock(), tmp_path / "scheduler-0.plan"
     kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
-    assert kept.is_due(0, clock), "also what a scheduler begins with: the next one may read another file"
-    assert kept.is_due(1, clock)
+    assert kept.is_due(16, 0, clock), "also what a scheduler begins with: the next one may read another file"
+    assert kept.is_due(16, 1, clock)
     kept.write(PlanCopy(16, 1, kept.digest, "first"), clock.at_ms)
-    assert not kept.is_due(1, clock)
+    assert not kept.is_due(16, 1, clock)
     before = path.read_bytes()
     with full_disk():
         kept.write(PlanCopy(16, 2, kept.digest, "second"), clock.at_ms)
     assert (kept.failures, path.read_bytes()) == (1, before)
     assert [entry.name for entry in tmp_path.iterdir()] == ["scheduler-0.plan"]
     assert "plan_not_kept" in caplog.text
-    assert not kept.is_due(2, clock), "not at every turn"
+    assert not kept.is_due(16, 2, clock), "not at every turn"
     clock.at_ms += AGAIN_AFTER_MS
-    assert kept.is_due(2, clock)
+    assert kept.is_due(16, 2, clock)
     kept.write(PlanCopy(16, 2, kept.digest, "second"), clock.at_ms)
-    assert not kept.is_due(2, clock)
+    assert not kept.is_due(16, 2, clock)
     assert path.read_bytes() != before
-    kept.begin()
-    assert kept.is_due(2, clock), "of another core"
+    assert kept.is_due(32, 2, clock), "of another epoch"
 
 
 def test_a_file_is_known_by_what_it_says_however_its_keys_are_written(tmp_path: Path) -> None:
@@ -61,11 +60,10 @@ def test_a_plan_that_cannot_be_written_holds_back_no_other(tmp_path: Path) -> No
     kept = SavedPlan(tmp_path, "scheduler-0", {"of": "this"})
     with full_disk():
         for number in range(3):
-            assert kept.is_due(number, clock)
+            assert kept.is_due(16, number, clock)
             kept.write(PlanCopy(16, number, kept.digest, "a plan"), clock.at_ms)
-            assert not kept.is_due(number, clock)
-        kept.begin()
-        assert kept.is_due(2, clock), "of another core"
+            assert not kept.is_due(16, number, clock)
+        assert kept.is_due(32, 2, clock), "of another epoch"
 
 
 def test_a_plan_that_is_too_large_for_a_message_is_said_once(
