@@ -110,6 +110,8 @@ class SliceRecord:
     """It gets no more batches: the plan has no place for it."""
     is_leaving: bool = False
     """It gets no more batches: its worker is about to end."""
+    is_fenced: bool = False
+    """It gets no batches: its worker takes commands of a former epoch, for all that is known."""
     speeds: dict[ModelId, SpeedCorrection] = field(default_factory=dict)
     """Of the models whose measured run times left their worker's tables."""
     hosted: tuple[HostedModel, ...] = ()
@@ -125,7 +127,7 @@ class SliceRecord:
     @property
     def takes_batches(self) -> bool:
         """Whether it is ready, and will be."""
-        return self.is_ready and not self.is_draining and not self.is_leaving
+        return self.is_ready and not (self.is_draining or self.is_leaving or self.is_fenced)
 
     @property
     def batches_max(self) -> int:
@@ -355,13 +357,15 @@ class Fleet:
         left_out = tuple(out for out in message.left_out if out.model_id in names)
         if record.is_ready:
             said = record.replicas, record.left_out
-            if record.incarnation == message.incarnation and said == (replicas, left_out):
+            is_as_before = record.incarnation == message.incarnation and said == (replicas, left_out)
+            if is_as_before and not record.is_fenced:
                 return None
             # The next incarnation was quicker than the news of the last one's end, batches got smaller, or models changed.
             is_leaving = record.is_leaving and record.incarnation == message.incarnation
             self._serves_no_more(record)
             record.is_leaving = is_leaving
         self.starts.end(record.spec.slice_id, self.replicas, self.now_ms)
+        record.is_fenced = False
         if not record.is_leaving:
             self.absences.end(record.spec.slice_id, self.now_ms)
         # Of what is new, and of another process, the worker says itself how fast it is.
@@ -405,6 +409,18 @@ class Fleet:
         models = (model.model_id for model in record.spec.models)
         self.starts.there(record.spec.slice_id, models, self.now_ms)
 
+    def fence(self, record: SliceRecord) -> None:
+        """An epoch has begun: a ready slice gets no batches until its worker says that it takes commands of that one."""
+        if record.takes_batches:
+            self._count(record, -1)
+            record.reason = (
+                "its worker takes commands of a former epoch: its agent has not granted the next one"
+            )
+            self._goes_away(record, record.reason)
+            self.slice_is_there(record)
+        record.is_fenced = True
+        self.version += 1
+
     def slice_drains(self, record: SliceRecord) -> None:
         """It gets no more batches and will end."""
         self._count(record, -1)
@@ -428,7 +444,8 @@ class Fleet:
     def slice_stays(self, record: SliceRecord) -> None:
         """It will not end after all: another agent than the one that said so has its worker."""
         record.is_leaving, record.reason = False, _reason_of(record.left_out)
-        self.absences.end(record.spec.slice_id, self.now_ms)
+        if not record.is_fenced:
+            self.absences.end(record.spec.slice_id, self.now_ms)
         self._count(record, +1)
         self.version += 1
 
@@ -458,8 +475,15 @@ class Fleet:
         return [r for r in self.slices.values() if r.node_id == node_id and r.is_ready]
 
     def peers_to_tell(self) -> list[PeerId]:
-        """Everyone who gets the directory: frontends, and workers with a ready slice."""
-        workers = dict.fromkeys(record.worker for record in self.slices.values() if record.worker is not None)
+        """Everyone who gets the directory: frontends, and workers with a ready slice.
+
+        One that is fenced is not told: until a directory lists its slice, it repeats what ends that, should it be lost.
+        """
+        workers = dict.fromkeys(
+            record.worker
+            for record in self.slices.values()
+            if record.worker is not None and not record.is_fenced
+        )
         return [peer for peer, _ in self.frontends.values()] + list(workers)
 
     def models(self) -> tuple[ModelInfo, ...]:

@@ -37,6 +37,7 @@ from fabric.messages import (
     Arrivals,
     Changed,
     Directory,
+    EpochGranted,
     FrontendHello,
     LeaseReport,
     Left,
@@ -55,7 +56,7 @@ from fabric.messages import (
     StatusListed,
     Withdraw,
 )
-from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.core import ELECTION, Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import (
     NOT_OWNER,
@@ -420,6 +421,8 @@ class SchedulerReplica:
         if self._core is None:
             self._core, self._is_fresh = self._make_core(), True
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
+        else:
+            self._to_core(Heard(ELECTION, EpochGranted(self._election.epoch, ())), actions, now_ms)
         self._gathering = gathering = _Gathering(now_ms, dict.fromkeys(self._election.expected))
         self._also_heard = _GATHERED
         for event in self._early.take():
@@ -438,9 +441,9 @@ class SchedulerReplica:
         gathering = self._gathering
         if gathering is None or ((gathering.nodes or gathering.slices) and now_ms < gathering.until_ms):
             return
-        for hello in gathering.nodes.values():  # what is there may grant yet: its models are waited for
-            if hello is not None:
-                self._to_core(hello, actions, now_ms)
+        for early in gathering.nodes.values():  # its agent may grant yet: models on its slices are waited for
+            if early is not None:
+                self._to_core(early, actions, now_ms)
         self._gathering, self._is_fresh = None, False
         self._also_heard = _LOOKED_AT
         for peer, hello in self._frontends.items():

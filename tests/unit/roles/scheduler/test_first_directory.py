@@ -55,13 +55,17 @@ def slice_on(node: str) -> SliceId:
 class Cluster:
     """A scheduler, with a standby that was the active one before or alone, and what agents and workers say to it.
 
-    Each node has one slice, with a model of its own.
+    Each node has one slice; `models`: of each of them, else each has its own.
     """
 
-    def __init__(self, schedulers: int) -> None:
-        models = {node: ModelSpec(ModelId(node), 1_000.0, 8, exec_ms=EXEC_MS) for node in NODES}
-        slices = {node: SliceSpec(slice_on(node), 0, "emulated", None, (models[node],)) for node in NODES}
-        started = SchedulerSettings(tuple(models.values()), tuple(slices.items()))
+    def __init__(self, schedulers: int, models: str = "abc") -> None:
+        self.models = dict(zip(NODES, models, strict=True))
+        specs = {name: ModelSpec(ModelId(name), 1_000.0, 8, exec_ms=EXEC_MS) for name in models}
+        slices = {
+            node: SliceSpec(slice_on(node), 0, "emulated", None, (specs[name],))
+            for node, name in self.models.items()
+        }
+        started = SchedulerSettings(tuple(specs.values()), tuple(slices.items()))
         electorate = Electorate(frozenset(NODES), schedulers)
         self.number = schedulers - 1
         self.replica = SchedulerReplica(
@@ -71,6 +75,8 @@ class Cluster:
         self.now_ms = 0.0
         self.told: list[tuple[float, Directory]] = []
         """The directories that list the frontend, and when it heard of them."""
+        self.workers_told: list[PeerId] = []
+        """Who else heard of one."""
         self.asks: dict[PeerId, LeaseAsked] = {}
         self.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), BORN, ()))
 
@@ -86,9 +92,9 @@ class Cluster:
             self._note(self.replica.handle(Tick(), self.now_ms))
         self.now_ms = until_ms
 
-    def connect(self, node: str, *ready: str) -> None:
+    def connect(self, node: str, *ready: str, epoch: int = 16) -> None:
         """An agent introduces itself; what it granted last was another scheduler's."""
-        hello = NodeHello(NodeId(node), BORN, (), _ready(ready), False, 16, "scheduler-9", BORN, True)
+        hello = NodeHello(NodeId(node), BORN, (), _ready(ready), False, epoch, "scheduler-9", BORN, True)
         self.hear(self.agent(node), hello)
 
     def grant(self, node: str, state: SliceState = SliceState.READY) -> None:
@@ -105,15 +111,18 @@ class Cluster:
 
     def slice_ready(self, node: str) -> list[AnyMessage]:
         """Its worker has heard of the epoch too."""
-        replicas = (ReplicaInfo(ModelId(node), 8, EXEC_MS),)
+        replicas = (ReplicaInfo(ModelId(self.models[NodeId(node)]), 8, EXEC_MS),)
         epoch = self.asks[self.agent(node)].epoch
         ready = SliceReady(
             slice_on(node), BORN, NodeId(node), 0, ("tcp://127.0.0.1:2",), replicas, epoch=epoch
         )
-        return self.hear(PeerId(f"worker-{node}-1/0"), ready)
+        return self.hear(self.worker(node), ready)
 
     def agent(self, node: str) -> PeerId:
         return PeerId(f"node-{node}/0")
+
+    def worker(self, node: str) -> PeerId:
+        return PeerId(f"worker-{node}-1/0")
 
     def take_over(self, *nodes: str) -> None:
         """These agents are there and are asked; nobody has granted anything yet."""
@@ -134,6 +143,8 @@ class Cluster:
                 self.asks[send.peer] = send.message
             elif send.peer == FRONTEND and isinstance(send.message, Directory) and send.message.frontends:
                 self.told.append((self.now_ms, send.message))
+            elif isinstance(send.message, Directory):
+                self.workers_told.append(send.peer)
         return [send.message for send in sends]
 
 
