@@ -370,8 +370,10 @@ class SchedulerCore:
         alive = {status.slice_id: status for status in message.slices}
         for there in message.slices:
             known = self._fleet.slices.get(there.slice_id)
-            is_own = known is not None and known.node_id == message.node_id
-            if known is not None and is_own and there.state == SliceState.READY and not known.is_ready:
+            if known is None or known.node_id != message.node_id or known.is_ready:
+                continue
+            self._fleet.slice_will_leave(known, there)
+            if there.state == SliceState.READY:
                 self._fleet.slice_is_there(known)
                 self._updates.note_change(now_ms)
         gone, actions = [], list[Send]()
@@ -449,6 +451,7 @@ class SchedulerCore:
             return actions
         if record.is_ready:
             return self._slice_leaves_or_stays(record, status, now_ms)
+        self._fleet.slice_will_leave(record, status)
         if status.state == SliceState.STARTING and not status.incarnation:
             self._fleet.slice_starts(record)
             self._updates.note_change(now_ms)
