@@ -33,6 +33,8 @@ PLANNER: Final = PeerId("planner")
 """Where a scheduler core sends its `PlanAsked`, and who answers: the shell's or the simulator's."""
 REHEARSER: Final = PeerId("rehearser")
 """The same for its `RehearsalAsked`."""
+ELECTION: Final = PeerId("election")
+"""Who tells a scheduler core, with an `EpochGranted`, that its epoch is another now: the replica that has it."""
 
 
 class Core(Protocol[EventT_contra, ActionT_co]):

@@ -18,6 +18,7 @@ from fabric.messages import (
     Arrivals,
     Done,
     Dropped,
+    EpochGranted,
     FrontendHello,
     Left,
     ModelSpec,
@@ -123,6 +124,7 @@ class SchedulerCore:
             StatusAsked: self._on_status_asked,
             RecordsAsked: self._on_records_asked,
             RehearsalMade: self._on_rehearsal_made,
+            EpochGranted: self._on_epoch_granted,
         }
         self.controller: Controller | None = None
         if planning is not None and names is not None and run_time_watch is not None:
@@ -368,8 +370,10 @@ class SchedulerCore:
         alive = {status.slice_id: status for status in message.slices}
         for there in message.slices:
             known = self._fleet.slices.get(there.slice_id)
-            is_own = known is not None and known.node_id == message.node_id
-            if known is not None and is_own and there.state == SliceState.READY and not known.is_ready:
+            if known is None or known.node_id != message.node_id or known.is_ready:
+                continue
+            self._fleet.slice_will_leave(known, there)
+            if there.state == SliceState.READY:
                 self._fleet.slice_is_there(known)
                 self._updates.note_change(now_ms)
         gone, actions = [], list[Send]()
@@ -386,6 +390,21 @@ class SchedulerCore:
         actions.extend(Send(host, self._fleet.directory()) for host in hosts)
         actions += (Send(peer, desired) for desired in self._fleet.desired_on([message.node_id]).values())
         return actions
+
+    def _on_epoch_granted(
+        self, peer: PeerId, message: EpochGranted, late_ms: float, now_ms: float
+    ) -> Sequence[Send]:
+        """Workers refuse what we send them now, until their agents have granted the epoch too: they say so when that is."""
+        del peer, message, late_ms
+        ready = [record for record in self._fleet.slices.values() if record.is_ready]
+        for record in ready:
+            self._fleet.fence(record)
+        if not ready:
+            return _NOTHING
+        self._updates.note_change(now_ms)
+        actions = self._batches.withdraw(ready, now_ms)
+        hosted = (replica.model_id for record in ready for replica in record.replicas)
+        return [*actions, *self._batches.give_up_unserved(hosted, now_ms)]
 
     def _on_slice_ready(
         self, peer: PeerId, message: SliceReady, late_ms: float, now_ms: float
@@ -432,6 +451,7 @@ class SchedulerCore:
             return actions
         if record.is_ready:
             return self._slice_leaves_or_stays(record, status, now_ms)
+        self._fleet.slice_will_leave(record, status)
         if status.state == SliceState.STARTING and not status.incarnation:
             self._fleet.slice_starts(record)
             self._updates.note_change(now_ms)

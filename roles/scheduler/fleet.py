@@ -39,6 +39,7 @@ from fabric.messages import (
     SliceReport,
     SliceSpec,
     SliceState,
+    SliceStatus,
 )
 from policies.batching.base import HostedModel, RequestRun
 from roles.scheduler.absences import Absences
@@ -108,8 +109,10 @@ class SliceRecord:
     requests: int = 0
     is_draining: bool = False
     """It gets no more batches: the plan has no place for it."""
-    is_leaving: bool = False
-    """It gets no more batches: its worker is about to end."""
+    leaves: Incarnation | None = None
+    """The worker that is about to end, as its agent said, which may be before that worker says that it is ready."""
+    is_fenced: bool = False
+    """It gets no batches: its worker takes commands of a former epoch, for all that is known."""
     speeds: dict[ModelId, SpeedCorrection] = field(default_factory=dict)
     """Of the models whose measured run times left their worker's tables."""
     hosted: tuple[HostedModel, ...] = ()
@@ -123,9 +126,14 @@ class SliceRecord:
         return self.state == SliceState.READY
 
     @property
+    def is_leaving(self) -> bool:
+        """It gets no more batches: its worker is about to end."""
+        return self.leaves == self.incarnation
+
+    @property
     def takes_batches(self) -> bool:
         """Whether it is ready, and will be."""
-        return self.is_ready and not self.is_draining and not self.is_leaving
+        return self.is_ready and not (self.is_draining or self.is_leaving or self.is_fenced)
 
     @property
     def batches_max(self) -> int:
@@ -248,7 +256,7 @@ class Fleet:
 
     def forget_slice(self, record: SliceRecord) -> None:
         """It should not exist any more."""
-        self._serves_no_more(record)
+        self._count(record, -1)
         self._note_models(record, -1)
         del self.slices[record.spec.slice_id]
         self.starts.forget(record.spec.slice_id)
@@ -355,15 +363,13 @@ class Fleet:
         left_out = tuple(out for out in message.left_out if out.model_id in names)
         if record.is_ready:
             said = record.replicas, record.left_out
-            if record.incarnation == message.incarnation and said == (replicas, left_out):
+            is_as_before = record.incarnation == message.incarnation and said == (replicas, left_out)
+            if is_as_before and not record.is_fenced:
                 return None
             # The next incarnation was quicker than the news of the last one's end, batches got smaller, or models changed.
-            is_leaving = record.is_leaving and record.incarnation == message.incarnation
-            self._serves_no_more(record)
-            record.is_leaving = is_leaving
+            self._count(record, -1)
         self.starts.end(record.spec.slice_id, self.replicas, self.now_ms)
-        if not record.is_leaving:
-            self.absences.end(record.spec.slice_id, self.now_ms)
+        record.is_fenced = False
         # Of what is new, and of another process, the worker says itself how fast it is.
         same = set(record.replicas) & set(replicas) if record.incarnation == message.incarnation else ()
         same_ids = {replica.model_id for replica in same}
@@ -372,6 +378,8 @@ class Fleet:
         record.state = SliceState.READY
         record.reason = _reason_of(record.left_out)
         record.incarnation, record.worker = message.incarnation, peer
+        if not record.is_leaving:
+            self.absences.end(record.spec.slice_id, self.now_ms)
         record.addresses = message.addresses
         record.hosting = self._hosting(replicas)
         self._count(record, +1)
@@ -384,7 +392,7 @@ class Fleet:
         if was_ready:
             self._goes_away(record, reason)
         self.absences.explain(record.spec.slice_id, reason)
-        self._serves_no_more(record)
+        self._count(record, -1)
         record.state, record.reason, record.worker = state, reason, None
         if state != SliceState.LOST:
             self.starts.cancel(record.spec.slice_id)
@@ -405,6 +413,18 @@ class Fleet:
         models = (model.model_id for model in record.spec.models)
         self.starts.there(record.spec.slice_id, models, self.now_ms)
 
+    def fence(self, record: SliceRecord) -> None:
+        """An epoch has begun: a ready slice gets no batches until its worker says that it takes commands of that one."""
+        if record.takes_batches:
+            self._count(record, -1)
+            record.reason = (
+                "its worker takes commands of a former epoch: its agent has not granted the next one"
+            )
+            self._goes_away(record, record.reason)
+            self.slice_is_there(record)
+        record.is_fenced = True
+        self.version += 1
+
     def slice_drains(self, record: SliceRecord) -> None:
         """It gets no more batches and will end."""
         self._count(record, -1)
@@ -420,15 +440,20 @@ class Fleet:
 
     def slice_leaves(self, record: SliceRecord, reason: str) -> None:
         """A ready slice will end when what it has is done."""
-        self._serves_no_more(record)
-        record.is_leaving, record.reason = True, reason
+        self._count(record, -1)
+        record.leaves, record.reason = record.incarnation, reason
         self._goes_away(record, reason)
         self.version += 1
 
+    def slice_will_leave(self, record: SliceRecord, status: SliceStatus) -> None:
+        """What its agent says of a slice that is not ready: whether it will end, should its worker say that it is."""
+        record.leaves = status.incarnation if status.state == SliceState.DRAINING else None
+
     def slice_stays(self, record: SliceRecord) -> None:
         """It will not end after all: another agent than the one that said so has its worker."""
-        record.is_leaving, record.reason = False, _reason_of(record.left_out)
-        self.absences.end(record.spec.slice_id, self.now_ms)
+        record.leaves, record.reason = None, _reason_of(record.left_out)
+        if not record.is_fenced:
+            self.absences.end(record.spec.slice_id, self.now_ms)
         self._count(record, +1)
         self.version += 1
 
@@ -458,8 +483,15 @@ class Fleet:
         return [r for r in self.slices.values() if r.node_id == node_id and r.is_ready]
 
     def peers_to_tell(self) -> list[PeerId]:
-        """Everyone who gets the directory: frontends, and workers with a ready slice."""
-        workers = dict.fromkeys(record.worker for record in self.slices.values() if record.worker is not None)
+        """Everyone who gets the directory: frontends, and workers with a ready slice.
+
+        One that is fenced is not told: until a directory lists its slice, it repeats what ends that, should it be lost.
+        """
+        workers = dict.fromkeys(
+            record.worker
+            for record in self.slices.values()
+            if record.worker is not None and not record.is_fenced
+        )
         return [peer for peer, _ in self.frontends.values()] + list(workers)
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -591,10 +623,6 @@ class Fleet:
     def _goes_away(self, record: SliceRecord, reason: str) -> None:
         models = tuple(model.model_id for model in record.spec.models)
         self.absences.begin(record.spec.slice_id, models, reason, self.now_ms)
-
-    def _serves_no_more(self, record: SliceRecord) -> None:
-        self._count(record, -1)
-        record.is_leaving = False
 
     def _count(self, record: SliceRecord, step: int) -> None:
         """Around whatever changes what it serves: off before, on again behind it."""

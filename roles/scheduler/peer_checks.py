@@ -34,6 +34,7 @@ from fabric.ids import (
 from fabric.messages import (
     Arrivals,
     Done,
+    EpochGranted,
     FrontendHello,
     Left,
     NodeHello,
@@ -51,7 +52,7 @@ from fabric.messages import (
     Telemetry,
     Withdraw,
 )
-from roles.runtime.core import PLANNER, REHEARSER
+from roles.runtime.core import ELECTION, PLANNER, REHEARSER
 from roles.runtime.peer_checks import (
     NOT_OWNER,
     OTHER_PLAN,
@@ -100,11 +101,12 @@ class SchedulerPeerChecks(PeerChecks):
             StatusAsked: anybody,
             RecordsAsked: _change,
             RehearsalMade: _rehearsal_made,
+            EpochGranted: _epoch_granted,
         }
         if nodes is not None:  # then there is a plan that can be changed
             rules |= dict.fromkeys(get_args(PlanRequest), _change)
             rules[PlanMade] = _plan_made
-        super().__init__(rules, Offences(), frozenset({PLANNER, REHEARSER}))
+        super().__init__(rules, Offences(), frozenset({PLANNER, REHEARSER, ELECTION}))
 
     def forget(self, peer: PeerId) -> None:
         """It is lost."""
@@ -249,6 +251,11 @@ def _change(peer: PeerId, change: PlanRequest) -> None:
 def _rehearsal_made(peer: PeerId, made: RehearsalMade) -> None:
     if peer != REHEARSER:
         refuse_type(peer, made)
+
+
+def _epoch_granted(peer: PeerId, granted: EpochGranted) -> None:
+    if peer != ELECTION:
+        refuse_type(peer, granted)
 
 
 def _plan_made(peer: PeerId, made: PlanMade) -> None:

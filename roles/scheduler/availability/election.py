@@ -199,6 +199,12 @@ class Election:
         )
 
     @property
+    def expected(self) -> frozenset[NodeId]:
+        """Agents that have granted its epoch, or may yet: all but those whose connections are lost."""
+        lost = {node_id for node_id, agent in self._agents.items() if agent.peer is None}
+        return self._electorate.agents - lost
+
+    @property
     def active(self) -> str:
         """The scheduler that the agents say holds their leases; empty: none has enough of them, as far as it knows."""
         held = Counter(agent.holder_id for agent in self._agents.values() if agent.peer and not agent.is_free)

@@ -37,6 +37,7 @@ from fabric.messages import (
     Arrivals,
     Changed,
     Directory,
+    EpochGranted,
     FrontendHello,
     LeaseReport,
     Left,
@@ -55,7 +56,7 @@ from fabric.messages import (
     StatusListed,
     Withdraw,
 )
-from roles.runtime.core import Heard, Lost, Send, Tick
+from roles.runtime.core import ELECTION, Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import (
     NOT_OWNER,
@@ -88,7 +89,7 @@ _LOOKED_AT: Final = _ALSO_HEARD | _CHANGES | {SliceReady}
 TELL_AGAIN_MS: Final = 100.0
 ASKED_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
-"""For agents that granted an epoch to say what is ready on their nodes, and for these slices' workers to say so."""
+"""For agents to grant an epoch and say what is ready on their nodes, and for these slices' workers to say so."""
 GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
@@ -142,7 +143,8 @@ class _Gathering:
     """An epoch has begun: what is still awaited before frontends hear of it."""
 
     began_ms: float
-    nodes: set[NodeId]
+    nodes: dict[NodeId, Heard | None]
+    """Whose agents have not introduced themselves in this epoch, and how they did before, if that is known."""
     slices: set[SliceId] = field(default_factory=set)
     has_any: bool = False
     """Whether one of these slices has said that it is ready."""
@@ -338,10 +340,13 @@ class SchedulerReplica:
             self._gathering.has_any = True
 
     def _await_slices(self, hello: NodeHello) -> None:
-        if self._gathering is not None and hello.node_id in self._gathering.nodes:
-            self._gathering.nodes.discard(hello.node_id)
-            ready = (status.slice_id for status in hello.slices if status.state == SliceState.READY)
-            self._gathering.slices.update(ready)
+        """Also those that drain: what was granted there runs on."""
+        gathering = self._gathering
+        if gathering is None or hello.epoch != self._election.epoch or hello.node_id not in gathering.nodes:
+            return
+        del gathering.nodes[hello.node_id]
+        awaited = (SliceState.READY, SliceState.DRAINING)
+        gathering.slices.update(status.slice_id for status in hello.slices if status.state in awaited)
 
     def _remember(self, peer: PeerId, hello: FrontendHello, *, is_its_own: bool) -> None:
         if is_its_own and (peer in self._frontends or len(self._frontends) < FRONTENDS_MAX):
@@ -364,6 +369,9 @@ class SchedulerReplica:
         elif self._standbys.pop(peer, None) is not None:
             actions.append(self._hello(peer))  # one that was only stopped says hello again
         self._elect(self._election.lost(peer, now_ms), actions, now_ms)
+        if self._gathering is not None:
+            for node_id in self._gathering.nodes.keys() - self._election.expected:
+                del self._gathering.nodes[node_id]
         if self._core is not None:
             self._to_core(event, actions, now_ms)
 
@@ -413,13 +421,17 @@ class SchedulerReplica:
         if self._core is None:
             self._core, self._is_fresh = self._make_core(), True
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
-        self._gathering = _Gathering(now_ms, set(self._election.granted))
+        else:
+            self._to_core(Heard(ELECTION, EpochGranted(self._election.epoch, ())), actions, now_ms)
+        self._gathering = gathering = _Gathering(now_ms, dict.fromkeys(self._election.expected))
         self._also_heard = _GATHERED
         for event in self._early.take():
             message = event.message
             if isinstance(message, NodeHello) and message.epoch == self._election.epoch:
                 self._await_slices(message)
                 self._to_core(event, actions, now_ms)
+            elif isinstance(message, NodeHello) and message.node_id in gathering.nodes:
+                gathering.nodes[message.node_id] = event
             elif isinstance(message, SliceReady) and self._is_obeyed_by(message):
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
@@ -429,6 +441,9 @@ class SchedulerReplica:
         gathering = self._gathering
         if gathering is None or ((gathering.nodes or gathering.slices) and now_ms < gathering.until_ms):
             return
+        for early in gathering.nodes.values():  # its agent may grant yet: models on its slices are waited for
+            if early is not None:
+                self._to_core(early, actions, now_ms)
         self._gathering, self._is_fresh = None, False
         self._also_heard = _LOOKED_AT
         for peer, hello in self._frontends.items():

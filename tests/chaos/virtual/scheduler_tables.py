@@ -144,7 +144,7 @@ class SchedulerTables:
         fleet = core._fleet
         serving: Counter[str] = Counter()
         for record in fleet.slices.values():
-            if record.is_ready and not record.is_leaving and not record.is_draining:
+            if record.is_ready and not (record.is_leaving or record.is_draining or record.is_fenced):
                 serving.update({one.model_id for one in record.replicas} - record.leaving)
             if record.flights and not record.is_ready:
                 yield f"{record.spec.slice_id} has batches in flight, and is {record.state}"

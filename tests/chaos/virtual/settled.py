@@ -53,6 +53,8 @@ def _problems(world: World) -> Iterator[str]:
     for record in fleet.slices.values():
         if not record.is_ready:
             yield f"{record.spec.slice_id} is {record.state}: {record.reason}"
+        if record.is_fenced:
+            yield f"{record.spec.slice_id} is fenced, though its agent has granted the epoch"
         if record.flights:
             yield f"{record.spec.slice_id} has batches in flight"
     if core._batches.flights:

@@ -15,6 +15,7 @@ from fabric.messages import (
     Changed,
     Directory,
     DrainAsked,
+    EpochGranted,
     FrontendHello,
     LeaseAsked,
     LeaseReport,
@@ -383,7 +384,7 @@ def test_one_alone_has_its_core_from_the_start_and_keeps_it() -> None:
     (core,) = stage.cores
     stage.node_hello(READY.slice_id)
     stage.slice_ready()
-    assert [type(message) for message in core.heard] == [NodeHello, SliceReady, FrontendHello]
+    assert [type(message) for message in core.heard] == [EpochGranted, NodeHello, SliceReady, FrontendHello]
     stage.now_ms = 100 * HELD_MS
     stage.hear(FRONTEND, Arrivals(ModelId("m"), 0, 1, 5.0, 0.0, 0.0, 0.0))
     assert type(core.heard[-1]) is Arrivals
