@@ -276,6 +276,12 @@ GATEWAY_HTTP = _counter("gateway_http_requests", "", "HTTP requests that were wh
 GATEWAY_REFUSED = _counter(
     "gateway_http_refused", "", "HTTP requests that were not: no HTTP, too large, too slow.", "gateway"
 )
+GATEWAY_DEFECTS = _counter(
+    "gateway_http_defects",
+    "",
+    "HTTP requests that were refused because reading them failed by a defect of ours; the log has the first.",
+    "gateway",
+)
 GATEWAY_GRPC = _counter("gateway_grpc_calls", "", "gRPC calls and requests of streams.", "gateway")
 GATEWAY_GRPC_UNDER_WAY = _gauge(
     "gateway_grpc_under_way",
