@@ -23,7 +23,7 @@ from fabric.codec import Buffer
 from fabric.curve import KEYLESS, LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
-from fabric.ipc import IPC, IpcPath, private_files
+from fabric.ipc import IPC, IpcPath, check_not_foreign, private_files
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
@@ -609,11 +609,13 @@ def connect_socket(
 ) -> tuple[str, str]:
     """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there, and that key.
 
-    The key is empty where none is needed. Raises ConfigError naming an address that cannot be one, or whose key is missing or
-    not trusted.
+    The key is empty where none is needed. Raises ConfigError naming an address that cannot be one, whose key is missing or
+    not trusted, or at which another user's socket is.
     """
     key = ""
     check_address(address)
+    if address.startswith(IPC):
+        check_not_foreign(address)
     if guard is None:
         address = keyless(address)
     elif not address.startswith(IPC):
