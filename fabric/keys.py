@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ import msgspec
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
-from fabric.json_files import read_json
+from fabric.json_files import read_json, write_whole
 
 SCHEDULER: Final = "scheduler"
 FRONTEND: Final = "frontend"
@@ -236,18 +235,9 @@ def changing(folder: Path) -> Iterator[None]:
 
 def write_private(path: Path, content: Trusted | KeyPair) -> None:
     """A whole new file that only this user can read, or the old one; never a half. Raises ConfigError."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    text = msgspec.json.format(msgspec.json.encode(content)).decode()
     with naming_path(path):
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(path, f"{text}\n", is_synced=True)
 
 
 @contextlib.contextmanager
