@@ -20,6 +20,7 @@ _OF_COUNTERS = (
     (catalog.GATEWAY_DEFECTS, "http_defects"),
     (catalog.GATEWAY_GRPC, "grpc_calls"),
     (catalog.GATEWAY_GRPC_UNDER_WAY, "grpc_under_way"),
+    (catalog.GATEWAY_GRPC_UNREADABLE, "grpc_unreadable"),
 )
 
 

@@ -216,6 +216,7 @@ class Gateway:
             "under_way": float(self._service.under_way),
             "grpc_calls": 0.0 if self._rpc is None else float(self._rpc.calls),
             "grpc_under_way": 0.0 if self._rpc is None else float(self._rpc.under_way),
+            "grpc_unreadable": 0.0 if self._rpc is None else float(self._rpc.unreadable),
             "answered": float(statistics.answered),
             **{f"failed_{code}": float(count) for code, count in statistics.failures.items()},
         }

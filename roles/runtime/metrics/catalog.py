@@ -289,5 +289,11 @@ GATEWAY_GRPC_UNDER_WAY = _gauge(
     "gRPC calls under way, ServerLive and ServerReady aside; a stream is one.",
     "gateway",
 )
+GATEWAY_GRPC_UNREADABLE = _counter(
+    "gateway_grpc_unreadable",
+    "",
+    "Times that gRPC read a value of a call's metadata that is no UTF-8; none is in a log.",
+    "gateway",
+)
 
 METRICS: Final = tuple(_KNOWN.values())
