@@ -143,6 +143,7 @@ class SocketLink(ABC):
         if self._guard is not None:
             self._note_ended()  # which hears of who came without a key
             self._counters["keys_refused"] = float(self._guard.refused)
+            self._counters["keys_not_taken_over"] = float(self._guard.keyring.failures)
         if self._lender is not None:
             self._counters["shared_bytes_in"] = float(self._lender.lent_bytes)
         self._counters["local_streams"] = float(len(self._streams))
@@ -518,6 +519,7 @@ def new_counters() -> dict[str, float]:
         "garbage_in",
         "outdated_in",
         "keys_refused",
+        "keys_not_taken_over",
         "full_out",
         "unroutable_out",
     )
