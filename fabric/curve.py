@@ -14,6 +14,7 @@ one that names none is tried with the newest trusted key, and after a failure wi
 from __future__ import annotations
 
 import ipaddress
+import socket as plain
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
@@ -211,8 +212,19 @@ def host_of(address: str) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether that stands for all interfaces."""
-    return _is_ip(host, "is_unspecified", host == "*" or not host or host.isdigit())
+    """Whether that stands for all interfaces, or may: by a number in a spelling that only the system reads (`0.0`, `0x0`, `127.1`)."""
+    return _is_ip(
+        host, "is_unspecified", host == "*" or not host or host.isdigit() or _is_number_to_the_system(host)
+    )
+
+
+def _is_number_to_the_system(host: str) -> bool:
+    """inet_aton(3) takes fewer than four numbers, hexadecimal and octal ones; `getaddrinfo`, and so every socket, goes by it."""
+    try:
+        plain.inet_aton(host)
+    except (OSError, ValueError):  # the latter of what is no ASCII, or has a zero in it
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -1,7 +1,8 @@
-"""Who may bind an ipc path. ZeroMQ takes a path from whoever has it, living or dead, without a word.
+"""Who may bind an ipc path, and who is connected to there. ZeroMQ takes a path from whoever has it, living or dead, without a word.
 
 So a binder holds a lock on a file beside the socket. The kernel drops it when the process ends in whatever way:
-what a dead process left behind is taken over, what a living one uses is refused.
+what a dead process left behind is taken over, what a living one uses is refused. And whoever connects looks whose socket it is:
+ZeroMQ asks that only where it listens, so another user's could pose as a role's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -87,7 +89,7 @@ def stream_path_of(address: str) -> Path | None:
 
 
 def nearest(addresses: tuple[str, ...]) -> str:
-    """The address to connect to: an ipc one whose socket exists here, else the first that is not ipc.
+    """The address to connect to: an ipc one at which a socket of our user is, else the first that is not ipc.
 
     Raises ConfigError where there is none.
     """
@@ -95,17 +97,34 @@ def nearest(addresses: tuple[str, ...]) -> str:
     if not sockets:
         raise ConfigError("there is no address to connect to")
     for address in sockets:
-        if address.startswith("ipc://") and _is_socket(Path(path_of(address))):
+        if address.startswith(IPC) and is_our_socket(address):
             return address
-    return next((address for address in sockets if not address.startswith("ipc://")), sockets[0])
+    return next((address for address in sockets if not address.startswith(IPC)), sockets[0])
 
 
-def _is_socket(path: Path) -> bool:
-    """Not where it cannot be looked at: it may lie in somebody else's folder of the same name."""
+def is_our_socket(address: str) -> bool:
+    """Whether a socket of our user is at an ipc address; a link is none. Raises ConfigError as `path_of` does."""
+    status = _status(Path(path_of(address)))
+    return status is not None and stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def check_not_foreign(address: str) -> None:
+    """Raises ConfigError where something else than a socket of our user is at an ipc address. Nothing may be there, yet."""
+    path = Path(path_of(address))
+    status = _status(path)
+    if status is not None and not is_our_socket(address):
+        what = "a socket" if stat.S_ISSOCK(status.st_mode) else "no socket"
+        raise ConfigError(
+            f"{address} is not connected to: {path} is {what} of user {status.st_uid}; it must be a socket of user {os.geteuid()}, who runs this"
+        )
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """None where it cannot be looked at: it may lie in somebody else's folder of the same name."""
     try:
-        return path.is_socket()
+        return path.lstat()
     except OSError:
-        return False
+        return None
 
 
 def _is_still_there(descriptor: int, path: Path) -> bool:

@@ -42,12 +42,21 @@ def as_struct(read: object, type_: type[TypeT]) -> TypeT:
         raise ValueError(str(error)) from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all; readers never see half a one. Raises OSError, and leaves nothing then."""
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
+def write_whole(path: Path, text: str, *, is_synced: bool = False) -> None:
+    """Write a file that only this user can read, whole or not at all; readers never see half a one.
+
+    It is made under a name that nobody can foresee, and never where something is already: a link there would lead us to write elsewhere.
+    `is_synced`: it is on the disk when this returns. Raises OSError, and leaves nothing then.
+    """
+    draft = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        draft.write_text(text, encoding="utf-8")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         draft.replace(path)
-    except OSError:
+    except BaseException:
         draft.unlink(missing_ok=True)
         raise

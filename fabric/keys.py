@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ import msgspec
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
-from fabric.json_files import read_json
+from fabric.json_files import read_json, write_whole
 
 SCHEDULER: Final = "scheduler"
 FRONTEND: Final = "frontend"
@@ -44,6 +44,7 @@ KEY_SUFFIX: Final = ".key"
 TRUSTED_MAX: Final = 10_000
 LOOK_EVERY_MS: Final = 1_000.0
 _FILE_BYTES_MAX: Final = 4 << 20
+log: Final = logging.getLogger("tenuto")
 _DAY: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})?")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FileT = TypeVar("_FileT", bound=msgspec.Struct)
@@ -92,11 +93,12 @@ class Keyring:
     path: Path | None = None
     clock: Clock = MonotonicClock()  # noqa: RUF009  it has no state
     failures: int = 0
-    """Looks at a list that could not be read."""
+    """Looks at a list that could not be read, or was refused: whom it revokes still gets in."""
     changes: int = 0
     """How often somebody came or went."""
     _stamp: tuple[int, int] = (0, 0)
     _looked_at_ms: float = 0.0
+    _trouble: str = ""
     _principals: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,8 +145,19 @@ class Keyring:
                 else:
                     self._take_file(self.path)
                 self._stamp = stamp
-        except ConfigError:
+        except ConfigError as error:
             self.failures += 1  # the disk is gone, say: whom we trusted we trust
+            self._note(str(error))
+        else:
+            self._note("")
+
+    def _note(self, trouble: str) -> None:
+        """Say it once: whoever has revoked a key takes it for refused."""
+        if trouble and trouble != self._trouble:
+            log.warning("keys_not_taken_over reason=%r", trouble)
+        elif self._trouble and not trouble:
+            log.info("keys_taken_over path=%s", self.path)
+        self._trouble = trouble
 
     def _take_file(self, path: Path) -> None:
         own = read_pair(path)
@@ -236,18 +249,9 @@ def changing(folder: Path) -> Iterator[None]:
 
 def write_private(path: Path, content: Trusted | KeyPair) -> None:
     """A whole new file that only this user can read, or the old one; never a half. Raises ConfigError."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    text = msgspec.json.format(msgspec.json.encode(content)).decode()
     with naming_path(path):
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(path, f"{text}\n", is_synced=True)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from fabric.codec import Buffer
 from fabric.curve import KEYLESS, LinkAccess, Speaker, check_listening, keyless
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
-from fabric.ipc import IPC, IpcPath, private_files
+from fabric.ipc import IPC, IpcPath, check_not_foreign, private_files
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage, SharedAt
 from fabric.shared_memory import Borrowed, Region
@@ -143,6 +143,7 @@ class SocketLink(ABC):
         if self._guard is not None:
             self._note_ended()  # which hears of who came without a key
             self._counters["keys_refused"] = float(self._guard.refused)
+            self._counters["keys_not_taken_over"] = float(self._guard.keyring.failures)
         if self._lender is not None:
             self._counters["shared_bytes_in"] = float(self._lender.lent_bytes)
         self._counters["local_streams"] = float(len(self._streams))
@@ -518,6 +519,7 @@ def new_counters() -> dict[str, float]:
         "garbage_in",
         "outdated_in",
         "keys_refused",
+        "keys_not_taken_over",
         "full_out",
         "unroutable_out",
     )
@@ -609,11 +611,13 @@ def connect_socket(
 ) -> tuple[str, str]:
     """Connect, by TCP with a key where there is a guard; the address without that of `principal`, who is there, and that key.
 
-    The key is empty where none is needed. Raises ConfigError naming an address that cannot be one, or whose key is missing or
-    not trusted.
+    The key is empty where none is needed. Raises ConfigError naming an address that cannot be one, whose key is missing or
+    not trusted, or at which another user's socket is.
     """
     key = ""
     check_address(address)
+    if address.startswith(IPC):
+        check_not_foreign(address)
     if guard is None:
         address = keyless(address)
     elif not address.startswith(IPC):

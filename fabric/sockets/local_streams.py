@@ -2,7 +2,7 @@
 
 ZeroMQ wakes a thread of its own at both ends of every message: a round trip of 200 bytes costs 150 us of CPU and takes 150 us, by
 a plain Unix socket 45 and 22. So beside each socket of ZeroMQ's at `ipc://PATH` its owner listens at `PATH.stream`. Who
-connects to an ipc address tries that first, and goes by ZeroMQ where nobody listens there, or where the other is of another user.
+connects to an ipc address tries that first, and goes by ZeroMQ where nobody listens there; to another user's process it does not speak at all.
 
 The first message of whoever connected is a greeting: one frame, `GREETING` and the identity of the connection (see
 `fabric/sockets/routes.py`; of a push socket, none).
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.codec import Buffer
-from fabric.errors import RemoteProtocolError
+from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ipc import private_files
 from fabric.sockets.flushing import IN_BACKGROUND
 from fabric.sockets.local_stream import LocalStream
@@ -107,7 +107,10 @@ class LocalStreams:
         return None
 
     def connect(self, path: Path | None, identity: bytes) -> LocalStream | None:
-        """A stream to who listens there, greeted; None: nobody does, or one of another user, or no descriptor is left."""
+        """A stream to who listens there, greeted; None: nobody does, or no descriptor is left.
+
+        Raises ConfigError where it is another user's process: at ZeroMQ's socket beside it nobody would ask.
+        """
         if path is None or self._poll.closed or not are_allowed():
             return None
         try:
@@ -116,12 +119,13 @@ class LocalStreams:
             return None
         try:
             opened.connect(str(path))
-            if not _is_ours(opened):
-                raise PermissionError(errno.EPERM, "another user's")
-            stream = self._add(opened)
+            stream = self._add(opened) if _is_ours(opened) else None
         except OSError:
             opened.close()
             return None
+        if stream is None:
+            opened.close()
+            raise ConfigError(f"{path} is not spoken to: a process of another user listens there")
         stream.identity = b""
         greeting = GREETING + identity
         stream.send((greeting,), len(greeting))  # an empty socket takes it

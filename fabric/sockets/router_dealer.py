@@ -16,7 +16,7 @@ from fabric import frames
 from fabric.curve import LinkAccess, Speaker, principal_of_server
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ids import PeerId
-from fabric.ipc import IPC, nearest, stream_path_of
+from fabric.ipc import IPC, check_not_foreign, nearest, stream_path_of
 from fabric.link import Packed, Received
 from fabric.sockets.base import (
     COPY_BELOW_BYTES,
@@ -227,6 +227,7 @@ class DealerLink(SocketLink):
         self._is_by_zmq = False  # ZeroMQ's connection has carried something, so all the rest goes there
         self._is_turned_away = False  # from local streams, as long as ZeroMQ's connection stands
         self._is_stale = False  # a local stream has ended, so what stood beside it is of who is gone
+        self._why_not = ""  # nothing is even tried there
         self._failures = 0  # handshakes since the last that did not fail
         self._was_let_in = False
         self._connections = self._watch_connections(_STANDING | _FAILED)
@@ -271,7 +272,7 @@ class DealerLink(SocketLink):
         """What may be wrong with a server that does not answer; empty: nothing is known."""
         if self._guard is not None and self._failures >= _FAILURES_TOLD:
             return ": it ends each connection, perhaps it has none of the keys that are trusted"
-        return ""
+        return self._why_not
 
     def _note_ended(self) -> None:
         if self._socket.closed or not self._connections.ended():
@@ -299,13 +300,18 @@ class DealerLink(SocketLink):
                 self._connect_to(place)  # what came last, and the loss, are still to be heard
             elif self._connect_at_ms is not None:
                 self._connect()
-        except ConfigError:  # its key is trusted no more; perhaps another one is, before long
-            self._connect_at_ms = self._clock.now_ms() + RECONNECT_AFTER_MS
+            if self.is_by_ipc and self._stream is None and not self._is_by_zmq:
+                check_not_foreign(self._connected_to)  # nobody may have been there when it connected
+                if not self._is_turned_away:
+                    self._stream = self._streams.connect(stream_path_of(self._connected_to), self._identity)
+        except (
+            ConfigError
+        ) as error:  # its key is trusted no more, or another user is there; perhaps not for long
+            self._why_not = f": {error}"
+            self._connect_later(RECONNECT_AFTER_MS)
             return note_refused(self._counters)
         parts = self._join(packed)
         size = frames.size_of(parts)
-        if self._stream is None and self.is_by_ipc and not (self._is_by_zmq or self._is_turned_away):
-            self._stream = self._streams.connect(stream_path_of(self._connected_to), self._identity)
         if self._stream is not None:
             is_in = self._stream.send(parts, size)
             return note_sent(self._counters, size, packed) if is_in else note_refused(self._counters)
@@ -335,7 +341,7 @@ class DealerLink(SocketLink):
         self._socket.setsockopt(zmq.ROUTING_ID, self._identity)
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
-        self._connect_at_ms, self._began_at_ms = None, self._clock.now_ms()
+        self._connect_at_ms, self._began_at_ms, self._why_not = None, self._clock.now_ms(), ""
 
     def _connect_later(self, after_ms: float) -> None:
         self._disconnect()

@@ -19,7 +19,7 @@ from fabric.keys import Keyring
 from fabric.policy_options import shown
 from roles.cli import importing
 from roles.config.checks import DURATION_MS_MAX, MOMENT_S_MAX, RATE_RPS_MAX, SEED_MAX
-from roles.runtime.environment import RunDir, run_dir
+from roles.runtime.environment import RunDir, check_ours, run_dir
 
 PROCESSES_MAX = 64
 WORKERS_MAX = 1024
@@ -192,8 +192,16 @@ def keyring_of(key_file: Path | None) -> Keyring | None:
 
 
 def chosen_run_dir(option: Path | None) -> RunDir:
-    """The run directory that the option names, or the environment's."""
-    return run_dir() if option is None else RunDir(option.absolute())
+    """The run directory that the option names, or the environment's. Raises ConfigError where it is not ours alone to write in.
+
+    What the option names need not be there.
+    """
+    if option is None:
+        return run_dir()
+    path = option.absolute()
+    if path.exists():
+        check_ours(path, "--run-dir")
+    return RunDir(path)
 
 
 def remark(lines: Iterable[str]) -> None:

@@ -106,6 +106,10 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
             console.print(f"  {standby.scheduler_id} stands by, and {plan_state}")
     for role_id, refused in keys_refused(report).items():
         console.print(f"Refused for their key by {role_id}: {refused:.0f} connections and messages")
+    for role_id, looks in keys_not_taken_over(report).items():
+        console.print(
+            f"Keys not taken over by {role_id}, at {looks:.0f} looks since its start, a second apart: whom they revoke gets in until they are; its log says why"
+        )
     console.print(local_streams_line(report))
     plan = report.scheduler.plan
     if plan is not None:
@@ -157,3 +161,17 @@ def keys_refused(report: ClusterReport) -> dict[str, float]:
         for role_id, counters in report.counters.items()
     }
     return {role_id: refused for role_id, refused in counted.items() if refused}
+
+
+def keys_not_taken_over(report: ClusterReport) -> dict[str, float]:
+    """By role: looks at a changed list of keys that was refused or could not be read; roles without are left out.
+
+    All links of a role have one list.
+    """
+    counted = {
+        role_id: max(
+            (value for name, value in counters.items() if name.endswith("keys_not_taken_over")), default=0.0
+        )
+        for role_id, counters in report.counters.items()
+    }
+    return {role_id: looks for role_id, looks in counted.items() if looks}

@@ -17,8 +17,10 @@ _OF_COUNTERS = (
     (catalog.GATEWAY_BODIES, "http_bytes_held"),
     (catalog.GATEWAY_HTTP, "http_requests"),
     (catalog.GATEWAY_REFUSED, "http_refused"),
+    (catalog.GATEWAY_DEFECTS, "http_defects"),
     (catalog.GATEWAY_GRPC, "grpc_calls"),
     (catalog.GATEWAY_GRPC_UNDER_WAY, "grpc_under_way"),
+    (catalog.GATEWAY_GRPC_UNREADABLE, "grpc_unreadable"),
 )
 
 

@@ -211,10 +211,12 @@ class Gateway:
             "http_connections": float(len(self._http.connections)),
             "http_requests": float(self._http.requests),
             "http_refused": float(self._http.refused),
+            "http_defects": float(self._http.defects),
             "http_bytes_held": float(self._http.budget.used),
             "under_way": float(self._service.under_way),
             "grpc_calls": 0.0 if self._rpc is None else float(self._rpc.calls),
             "grpc_under_way": 0.0 if self._rpc is None else float(self._rpc.under_way),
+            "grpc_unreadable": 0.0 if self._rpc is None else float(self._rpc.unreadable),
             "answered": float(statistics.answered),
             **{f"failed_{code}": float(count) for code, count in statistics.failures.items()},
         }

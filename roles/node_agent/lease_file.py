@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from fabric.errors import FabricError
 from fabric.ids import NodeId
-from fabric.json_files import read_json
+from fabric.json_files import read_json, write_whole
 from fabric.limits import check
 from fabric.messages import LeaseReport
 from roles.node_agent.lease import NO_LEASE, LeaseRecord
@@ -42,14 +42,8 @@ class LeaseFile:
 
     def write(self, record: LeaseRecord) -> bool:
         """Whether it is on the disk now, whatever happens to this host: the file, and its name in the directory."""
-        draft = self._path.with_suffix(".tmp")
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:  # which writes all of it or raises
-                file.write(json.dumps(asdict(record)).encode())
-                file.flush()
-                os.fsync(descriptor)
-            draft.replace(self._path)
+            write_whole(self._path, json.dumps(asdict(record)), is_synced=True)
             self._sync_directory()
         except OSError as error:
             log.warning("lease_not_kept path=%s reason=%r", self._path, error.strerror)

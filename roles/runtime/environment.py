@@ -1,7 +1,8 @@
 """The environment of a Tenuto process: where its run files and local sockets live.
 
-`$TENUTO_RUN_DIR`, else `$XDG_RUNTIME_DIR/tenuto`, else `tenuto-<uid>` among the temporary files, which must
-be ours alone (0700) and goes with the process that made it.
+`--run-dir` or `$TENUTO_RUN_DIR`, else `$XDG_RUNTIME_DIR/tenuto`, else `tenuto-<uid>` among the temporary files, which must
+be ours alone (0700) and goes with the process that made it. However it was named, others may not write in it: who can
+puts sockets and files of their own in the place of a role's.
 """
 
 from __future__ import annotations
@@ -56,8 +57,23 @@ class RunDir(Struct, frozen=True):
             shutil.rmtree(self.path, ignore_errors=True)
 
 
+def check_ours(path: Path, name: str = "the run directory") -> None:
+    """Raises ConfigError where another user owns this directory or may write in it; it is there. `name`: of what named it."""
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise ConfigError(
+            f"{name}: {path} belongs to user {status.st_uid}; it must belong to user {os.getuid()}, who runs this: name another one with"
+            " TENUTO_RUN_DIR or --run-dir"
+        )
+    if status.st_mode & 0o022:
+        raise ConfigError(
+            f"{name}: others may write in {path} (mode {stat.S_IMODE(status.st_mode):04o}), and so pose as its roles; it must be"
+            f" its owner's alone: chmod 700 {path}"
+        )
+
+
 def require_usable(path: Path) -> None:
-    """Raises ConfigError where no role can be run in this directory: it is missing, or nothing can be made in it.
+    """Raises ConfigError where no role can be run in this directory: it is missing or not ours, or nothing can be made in it.
 
     It is not made: who starts a role by hand names the directory of a cluster, and a wrong name would be one of its own.
     """
@@ -65,6 +81,7 @@ def require_usable(path: Path) -> None:
         raise ConfigError(
             f"the run directory {path} is not there: name that of the cluster with --run-dir, or make it first (mkdir -p -m 700 {path})"
         )
+    check_ours(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(
             f"the run directory {path} is not writable for user {os.getuid()}: name another one with --run-dir"
@@ -142,8 +159,7 @@ def _make(path: Path, name: str, *, is_private: bool = False) -> bool:
     status = path.lstat() if is_private else path.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{name}: {path} is not a directory")
-    if status.st_uid != os.getuid():
-        raise ConfigError(f"{name}: {path} belongs to user {status.st_uid}, not to us; set TENUTO_RUN_DIR")
+    check_ours(path, name)
     if is_private and stat.S_IMODE(status.st_mode) != 0o700:
         raise ConfigError(f"{name}: {path} has mode {stat.S_IMODE(status.st_mode):o}; it must be 700")
     if not os.access(path, os.W_OK | os.X_OK):

@@ -23,6 +23,7 @@ from msgspec.structs import asdict, replace
 
 from fabric.errors import ConfigError, FabricError
 from fabric.json_files import read_json, write_whole
+from roles.runtime.environment import check_ours
 from roles.runtime.identities import ProcessIdentity, named_process, started_at
 from roles.runtime.process import RunFile, log, read_run_file, remove_file
 
@@ -100,10 +101,11 @@ def claim(run_dir: Path, *, is_removed: bool = False, lock: int | None = None) -
 def take(run_dir: Path) -> int:
     """Make the run directory if it is missing, and lock it: who has that descriptor, or a copy of it, holds the directory.
 
-    Raises FabricError when another cluster has it, or a role started by hand still runs in it.
+    Raises FabricError when it is not ours alone to write in, another cluster has it, or a role started by hand still runs in it.
     """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_ours(run_dir)
         lock = _lock_for_long(run_dir)
     except OSError as error:
         raise unusable(run_dir, error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,8 +33,9 @@ WAIT_S = 60
 class Calls:
     """To one server. A message is given as its bytes; without one the call stays open."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self._channel = channel
+        self.address = address
 
     def open(self, method: str, *messages: bytes, is_whole: bool = False, **options: Any) -> Any:
         async def sent() -> AsyncIterator[bytes]:
@@ -98,7 +100,7 @@ def on_server(
                 grpc.aio.insecure_channel(address, own) as one,
                 grpc.aio.insecure_channel(address, own) as other,
             ):
-                yield server, Calls(one), Calls(other)
+                yield server, Calls(one, address), Calls(other, address)
         finally:
             await server.close()
 
@@ -169,3 +171,46 @@ def test_no_message_and_two_and_too_large_a_one(tmp_path: Path) -> None:
         assert await refused(two) == ("NOT_FOUND", "ModelNotFound")
 
     on_server(tmp_path, test)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Of HTTP/2 (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def call_by_hand(stream: int, **fields: bytes) -> bytes:
+    """The head of a call, as HPACK without its tables: gRPC's own client sends no value that is no text."""
+    own = {":method": b"POST", ":scheme": b"http", ":authority": b"x", "te": b"trailers"}
+    own |= {":path": f"/{SERVICE}/ModelInfer".encode(), "content-type": b"application/grpc"}
+    heads = {**own, **{key.replace("path", ":path"): value for key, value in fields.items()}}
+    parts = [b"\0%c%b%c%b" % (len(key), key.encode(), len(value), value) for key, value in heads.items()]
+    return frame(1, 4, stream, b"".join(parts))
+
+
+def test_what_a_stranger_says_that_is_no_text_is_counted_and_in_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token may be in it, and is, where somebody has mistyped one."""
+    wrong = f"Bearer {TOKEN}\xe9".encode("latin-1")
+    stream_path = f"/{SERVICE}/ModelStreamInfer".encode()
+    calls = (
+        call_by_hand(1, authorization=wrong),
+        call_by_hand(3, authorization=wrong, path=stream_path),
+        call_by_hand(5, other=wrong, more=wrong),
+    )
+
+    async def test(server: RpcServer, friend: Calls, _: Calls) -> None:
+        host, port = friend.address.rsplit(":", 1)
+        writer = (await asyncio.open_connection(host, int(port)))[1]
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + b"".join(calls))
+        async with asyncio.timeout(WAIT_S):
+            while server.unreadable < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        writer.close()
+        assert await refused(friend.open("ModelInfer")) == ("UNAUTHENTICATED", "Unauthorised")
+
+    with caplog.at_level("DEBUG"):
+        on_server(tmp_path, test)
+    assert TOKEN not in caplog.text
+    assert "Invalid encoding" not in caplog.text
+    assert not logging.getLogger("grpc._cython.cygrpc").filters

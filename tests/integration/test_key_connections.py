@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from fabric.client import BlockingClient, ClientOptions, ask_status
-from fabric.curve import CLIENT_KINDS, CONTROL_KINDS, LinkAccess, guarded
+from fabric.curve import CLIENT_KINDS, CONTROL_KINDS, LinkAccess, guarded, is_wildcard
 from fabric.errors import ConfigError, PeerLost, Unauthorised
 from fabric.ids import FrontendId, Incarnation, PeerId
 from fabric.keys import (
@@ -478,7 +478,19 @@ def test_revoking_the_frontends_old_key_names_the_clients_that_know_no_other(fol
 
 @pytest.mark.parametrize(
     "address",
-    ["tcp://*:0", "tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://0:0", "tcp://[::ffff:0.0.0.0]:0", "tcp://:0"],
+    [
+        "tcp://*:0",
+        "tcp://0.0.0.0:0",
+        "tcp://[::]:0",
+        "tcp://0:0",
+        "tcp://[::ffff:0.0.0.0]:0",
+        "tcp://:0",
+        "tcp://0.0:0",
+        "tcp://0x0:0",
+        "tcp://00.0:0",
+        "tcp://0.0.0:0",
+        "tcp://0X0.0:0",
+    ],
 )
 @pytest.mark.parametrize("kind", [RouterLink, PullLink])
 def test_nothing_listens_everywhere_with_or_without_keys(
@@ -487,6 +499,14 @@ def test_nothing_listens_everywhere_with_or_without_keys(
     for guard in (None, guarded(Keyring.of_folder(folder, SCHEDULER), CONTROL_KINDS)):
         with pytest.raises(ConfigError, match="name the interface's own address"):
             kind.bind([address], guard=guard)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.0.0.1", "::1", "lo", "gpu7", "a.b.example.org", "x0", "0x.org", "7.lab", "eth0"],
+)
+def test_a_name_and_an_address_in_full_stand_for_themselves(host: str) -> None:
+    assert not is_wildcard(host)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.1.2.3:0", "tcp://eth0:0", "tcp://[fe80::1]:0"])

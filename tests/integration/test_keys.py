@@ -469,6 +469,47 @@ def test_changes_at_one_moment_lose_nothing(folder: Path) -> None:
     assert "node/a" not in trusted
 
 
+@pytest.mark.parametrize("wrong", ["others may write it", "it is gone"])
+def test_a_list_that_is_not_taken_over_is_counted_and_said_once_until_it_is(
+    wrong: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whoever has revoked a key believes it refused."""
+    keyring = Keyring.of_folder(folder, SCHEDULER)
+    keyring.clock = clock = Now()
+    path, away = folder / TRUSTED_FILE, folder / "away"
+    link = RouterLink.bind(["tcp://127.0.0.1:0"], guard=guarded(keyring))
+    try:
+        for _ in range(2):
+            caplog.clear()
+            before = link.counters["keys_not_taken_over"]
+            if wrong == "it is gone":
+                path.rename(away)
+            else:
+                content = path.read_bytes()
+                path.unlink()  # another file, as `keys revoke` makes it
+                path.write_bytes(content)
+                path.chmod(0o664)
+            with caplog.at_level("INFO", "tenuto"):
+                for _ in range(3):
+                    clock.at_ms += LOOK_EVERY_MS
+                    keyring.look_again()
+                assert link.counters["keys_not_taken_over"] == before + 3
+                (line,) = caplog.messages
+                assert line.startswith("keys_not_taken_over reason=")
+                assert str(path) in line
+                assert keyring.own.secret not in line
+                if wrong == "it is gone":
+                    away.rename(path)
+                path.chmod(0o600)
+                for _ in range(2):
+                    clock.at_ms += LOOK_EVERY_MS
+                    keyring.look_again()
+            assert link.counters["keys_not_taken_over"] == before + 3
+            assert caplog.messages[1:] == [f"keys_taken_over path={path}"]
+    finally:
+        link.close()
+
+
 def test_a_list_that_is_half_written_changes_nothing(folder: Path) -> None:
     keyring = Keyring.of_folder(folder, SCHEDULER)
     keyring.clock = clock = Now()

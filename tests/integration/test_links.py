@@ -167,10 +167,10 @@ def test_one_link_is_reached_at_several_addresses(tmp_path: Path, opened: Opened
 
 
 def test_an_ipc_address_that_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bool:
+    def refuse(path: Path) -> os.stat_result:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "is_socket", refuse)
+    monkeypatch.setattr(Path, "lstat", refuse)
     assert nearest(("ipc:///private/socket", "tcp://127.0.0.1:1")) == "tcp://127.0.0.1:1"
     assert nearest(("ipc:///private/socket",)) == "ipc:///private/socket"
 

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from fabric import codec, frames
 from fabric.clock import MonotonicClock
 from fabric.codec import Buffer
+from fabric.errors import ConfigError
 from fabric.ids import Incarnation, PeerId
 from fabric.ipc import PATH_BYTES_MAX, IpcPath
 from fabric.link import Link, NamedTensor
@@ -694,7 +695,8 @@ def test_another_users_server_is_not_spoken_to(folder: Path, opened: Opened) -> 
         assert listener.stdout is not None
         assert listener.stdout.readline()
         streams = LocalStreams(LinkOptions())
-        assert streams.connect(folder / "server.stream", b"secret") is None
+        with pytest.raises(ConfigError, match="another user"):
+            streams.connect(folder / "server.stream", b"secret")
         streams.close()
         assert listener.stdout.readline().strip() == b"b''"
 

@@ -63,6 +63,7 @@ class HttpServer:
         self.is_draining = False
         self.requests = self.refused = 0
         """Counted since the start; refused ones were not whole, or not HTTP."""
+        self.defects = 0  # of ours, in reading what strangers sent
         self._looking: asyncio.TimerHandle | None = None
 
     def connection(self) -> HttpConnection:
@@ -75,6 +76,12 @@ class HttpServer:
         for connection in list(self.connections):
             connection.tick(now_ms)
         self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.watch)
+
+    def note_defect(self, defect: BaseException) -> None:
+        """Reading failed by ours. The first is logged: whoever has found one may send it as often as they like."""
+        if not self.defects:
+            log.error("request_not_read", exc_info=defect)
+        self.defects += 1
 
     def drain(self) -> None:
         """Answers are the last ones of their connections from now on, and idle connections end."""
@@ -311,6 +318,8 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, refused: Refused) -> None:
         assert self._transport is not None, "it is connected"
         self._server.refused += 1
+        if refused.defect is not None:
+            self._server.note_defect(refused.defect)
         reply = failed(failure_of(refused.error))
         is_last = refused.is_last or self._server.is_draining
         head = head_of(reply, is_last=is_last)

@@ -26,6 +26,8 @@ from roles.gateway.http.messages import Head, Request
 
 _SMALL_BYTES: Final = 4 << 10
 _GATHERED_BYTES: Final = 1 << 20
+_LENGTH_DIGITS_MAX: Final = 19
+"""Of a length without leading zeros: more are over 2^63, and Python's `int` raises from 4,300 on."""
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 Screen = Callable[[Head], None]
 """Raises RequestError for a head whose body need not even be read."""
@@ -38,11 +40,12 @@ class ContinueWanted:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """An answer without asking anybody. `is_last`: nothing more is read."""
+    """An answer without asking anybody. `is_last`: nothing more is read. `defect`: what of ours failed on these bytes, which no client is told."""
 
     error: RequestError
     is_last: bool = True
     head: Head | None = None
+    defect: BaseException | None = None
 
 
 ReaderEvent = Request | ContinueWanted | Refused
@@ -104,9 +107,10 @@ class HttpReader:
             self._note_last()
         except httptools.HttpParserCallbackError as error:
             found = error.__context__
-            if not isinstance(found, RequestError):
-                raise
-            self._refuse(found)
+            if isinstance(found, RequestError):
+                self._refuse(found)
+            else:  # our own defect, but a stranger's bytes: they end nobody's connection but theirs
+                self._refuse(InvalidInput("this request cannot be read"), defect=found or error)
         except httptools.HttpParserError as error:
             self._refuse(InvalidInput(f"this is not HTTP/1.1: {error!s:.200}"))
         if self._state is _State.BODY and self._received == body_bytes:
@@ -190,15 +194,15 @@ class HttpReader:
         method = self._parser.get_method().decode("latin-1")
         path, _, query = _in_origin_form(self._url.decode("latin-1")).partition("?")
         self._head = Head(method, path, query, self._headers)
-        has_body = self._headers.get("content-length", "0") != "0" or "transfer-encoding" in self._headers
+        length = self._headers.get("content-length", "").strip().lstrip("0")
+        has_body = length != "" or "transfer-encoding" in self._headers
         try:
             self._screen(self._head)
         except RequestError as error:
             if has_body:  # which is not worth reading
                 raise
             self._screened = error
-        length = self._headers.get("content-length")
-        if length is not None and int(length) > limits.body_bytes_max:
+        if len(length) > _LENGTH_DIGITS_MAX or int(length or "0") > limits.body_bytes_max:
             raise TooLarge(f"a body of {length:.20} bytes; there may be {limits.body_bytes_max}")
         encoding = self._headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
@@ -265,8 +269,8 @@ class HttpReader:
                 self._events[at] = replace(event, is_last=True)
         self.close()
 
-    def _refuse(self, error: RequestError) -> None:
-        self._events.append(Refused(error))
+    def _refuse(self, error: RequestError, defect: BaseException | None = None) -> None:
+        self._events.append(Refused(error, defect=defect))
         self._has_asked = True
         self.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
 import grpc
@@ -23,6 +24,24 @@ _KEEPALIVE_LIMIT_MS: Final = 20_000
 _DRAIN_S: Final = 5.0
 
 
+_DECODING: Final = "grpc._cython.cygrpc"
+"""Where gRPC logs each value of strangers' metadata that is no UTF-8, whole and with a traceback, before anybody looks at a token."""
+
+
+class _UnreadableMetadata(logging.Filter):
+    """Keeps such values out of the log, and counts them: there may be a token in one, and anybody could fill the disk with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info is None or not isinstance(record.exc_info[1], UnicodeDecodeError):
+            return True
+        self.count += 1
+        return False
+
+
 class RpcServer:
     """One of them."""
 
@@ -38,6 +57,7 @@ class RpcServer:
             service, repository, tokens, budget, config.connections_max, config.request_bytes_max
         )
         self._config = config
+        self._unreadable = _UnreadableMetadata()
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -50,6 +70,11 @@ class RpcServer:
     def under_way(self) -> int:
         """Now; a stream is one."""
         return self._service.under_way
+
+    @property
+    def unreadable(self) -> int:
+        """How often gRPC read a value of metadata that is no UTF-8, since the start; it reads some twice."""
+        return self._unreadable.count
 
     async def open(self) -> str:
         """Listen; where. Raises ConfigError."""
@@ -78,6 +103,7 @@ class RpcServer:
                 port = self._server.add_insecure_port(config.grpc)
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"listen.grpc: cannot listen at {config.grpc}: {error}") from error
+        logging.getLogger(_DECODING).addFilter(self._unreadable)
         await self._server.start()
         return f"{config.grpc.rpartition(':')[0]}:{port}"
 
@@ -91,3 +117,4 @@ class RpcServer:
             await self._server.stop(0)
         if self._stopping is not None:
             await self._stopping
+        logging.getLogger(_DECODING).removeFilter(self._unreadable)

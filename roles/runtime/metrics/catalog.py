@@ -276,11 +276,23 @@ GATEWAY_HTTP = _counter("gateway_http_requests", "", "HTTP requests that were wh
 GATEWAY_REFUSED = _counter(
     "gateway_http_refused", "", "HTTP requests that were not: no HTTP, too large, too slow.", "gateway"
 )
+GATEWAY_DEFECTS = _counter(
+    "gateway_http_defects",
+    "",
+    "HTTP requests that were refused because reading them failed by a defect of ours; the log has the first.",
+    "gateway",
+)
 GATEWAY_GRPC = _counter("gateway_grpc_calls", "", "gRPC calls and requests of streams.", "gateway")
 GATEWAY_GRPC_UNDER_WAY = _gauge(
     "gateway_grpc_under_way",
     "",
     "gRPC calls under way, ServerLive and ServerReady aside; a stream is one.",
+    "gateway",
+)
+GATEWAY_GRPC_UNREADABLE = _counter(
+    "gateway_grpc_unreadable",
+    "",
+    "Times that gRPC read a value of a call's metadata that is no UTF-8; none is in a log.",
     "gateway",
 )
 

@@ -416,6 +416,9 @@ A_NODE = {"host": "a", "gpus": 1}
         ),
         (document(listen={"client": "tcp://127.0.0.1"}), "it must end in :PORT"),
         (document(listen={"client": "tcp://0.0.0.0:1"}), "name the interface's own address"),
+        (document(listen={"client": "tcp://0x0:1"}), "name the interface's own address"),
+        (document(listen={"page": "0.0:8004"}), "name the interface's own address"),
+        (document(listen={"metrics": "127.1:1"}), "name the interface's own address, or 127.0.0.1"),
         (document(listen={"client": "tcp://a..b:1"}), "each part of a host's name has 1 to 63 characters"),
         (document(listen={"metrics": f"{'x' * 64}.org:1"}), "each part of a host's name has 1 to 63"),
         (

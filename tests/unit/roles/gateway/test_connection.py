@@ -59,13 +59,16 @@ class Stand:
         self.now_ms_ = 0.0
         self.later: list[Answer] = []
         self.reply = Reply(200, (b"0123456789",))
+        self.defect: Exception | None = None
+        """Raised for the path `/defect`, while its head is read."""
         self.server = HttpServer(self, LIMITS, self)
 
     def now_ms(self) -> float:
         return self.now_ms_
 
     def screen(self, head: Head) -> None:
-        pass
+        if self.defect is not None and head.path == "/defect":
+            raise self.defect
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
         if request.head.path == "/later":
@@ -234,3 +237,23 @@ def test_a_request_makes_room_for_its_own_answer() -> None:
     connection, wire = stand.connected()
     connection.data_received(get("large", f"Content-Length: {LARGE}\r\n", "POST") + bytes(LARGE))
     assert statuses(wire) == [b"200"]
+
+
+def test_what_our_reading_fails_on_ends_that_connection_only_and_is_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stand = Stand()
+    stand.defect = ZeroDivisionError("ours")
+    other, other_wire = stand.connected()
+    for _ in range(3):
+        connection, wire = stand.connected()
+        connection.data_received(get("defect") + get("small"))
+        assert statuses(wire) == [b"400"]
+        assert b"ours" not in wire.out
+        connection.connection_lost(None)
+    other.data_received(get("small"))
+    assert statuses(other_wire) == [b"200"]
+    assert (stand.server.defects, stand.server.refused) == (3, 3)
+    (line,) = caplog.records
+    assert line.exc_info is not None
+    assert line.exc_info[1] is stand.defect

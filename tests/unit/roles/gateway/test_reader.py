@@ -8,7 +8,7 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fabric.errors import RequestError
@@ -148,6 +148,42 @@ def test_a_compressed_body_is_taken_apart(encoding: str, pack: object) -> None:
     (request,) = reader().feed(post(pack(b"hello" * 100), f"Content-Encoding: {encoding}"), 0.0)
     assert isinstance(request, Request)
     assert request.body == b"hello" * 100
+
+
+@given(
+    st.integers(0, 6_000),
+    st.one_of(st.integers(0, 1 << 70), st.integers(0, 6), st.integers(4_000, 5_000).map(lambda n: 10**n)),
+)
+@example(zeros=5_000, number=5)
+@example(zeros=0, number=(1 << 64) - 1)
+def test_any_length_is_read_as_the_number_it_is_or_refused(zeros: int, number: int) -> None:
+    """However many digits it has: Python's `int` refuses to read thousands of them."""
+    written = b"0" * zeros + (b"%d" % number if number < 10**4_000 else b"1" * 4_500)
+    limits = replace(LIMITS, head_bytes_max=20_000)
+    head = b"POST /a HTTP/1.1\r\nContent-Length: %s\r\n\r\n" % written
+    found = list(reader(limits).feed(head + bytes(min(number, 5_000)), 0.0))
+    if number <= limits.body_bytes_max:
+        (request,) = found
+        assert isinstance(request, Request)
+        assert request.body == bytes(number)
+    else:
+        # llhttp itself refuses what is over 64 bits
+        assert refusal(found).code == ("TooLarge" if number < 1 << 64 else "InvalidInput")
+
+
+@pytest.mark.parametrize("raised", [ValueError, RecursionError, AssertionError, MemoryError])
+@pytest.mark.parametrize("data", [b"GET /a HTTP/1.1\r\n\r\n", post(b"hello")])
+def test_whatever_reading_raises_is_refused_as_wrong_input(data: bytes, raised: type[BaseException]) -> None:
+    def broken(head: Head) -> None:
+        raise raised
+
+    budget = BodyBudget(LIMITS.bodies_bytes_max)
+    one = HttpReader(LIMITS, budget, broken, 0.0)
+    (event,) = one.feed(data, 0.0)
+    assert isinstance(event, Refused)
+    assert (event.error.code, event.is_last, type(event.defect)) == ("InvalidInput", True, raised)
+    assert list(one.feed(data, 1.0)) == []
+    assert budget.used == 0
 
 
 def test_a_wrong_path_without_a_body_does_not_end_the_connection() -> None:

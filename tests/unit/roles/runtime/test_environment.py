@@ -8,14 +8,16 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from fabric.errors import ConfigError
+from roles.cli.options import chosen_run_dir
 from roles.runtime.environment import RunDir, goes_at_logout, kept_from_cleaning, require_usable, run_dir
+from roles.runtime.run_directory import give_back, take
 
 
 @pytest.fixture
@@ -129,6 +131,64 @@ def test_a_directory_for_a_role_is_there_and_writable_or_named_with_what_to_do(t
         pytest.raises(ConfigError, match="not writable for user"),
     ):
         require_usable(tmp_path)  # whoever runs the tests may be root, to whom everything is
+
+
+def named_by_environment(path: Path) -> object:
+    return run_dir({"TENUTO_RUN_DIR": str(path)})
+
+
+def taken(path: Path) -> None:
+    give_back(path, take(path), is_removed=False)
+
+
+WAYS: list[Callable[[Path], object]] = [named_by_environment, chosen_run_dir, require_usable, taken]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o770, 0o702])
+def test_a_directory_that_others_may_write_in_is_refused_whoever_names_it(
+    way: Callable[[Path], object], mode: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(
+        ConfigError, match=rf"others may write in {path} \(mode {mode:04o}\).*chmod 700 {path}"
+    ):
+        way(path)
+    assert not list(path.iterdir())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o2750])
+def test_a_directory_of_ours_is_taken_wherever_it_lies(
+    way: Callable[[Path], object], mode: int, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)  # as /tmp; only the run directory itself is judged
+    path = tmp_path / "shared" / "run"
+    path.mkdir()
+    path.chmod(mode)
+    way(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize("way", WAYS)
+def test_another_users_directory_is_refused_whoever_names_it(
+    way: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    os.chown(path, 65_534, 65_534)
+    with pytest.raises(ConfigError, match=f"{path} belongs to user 65534; it must belong to user 0"):
+        way(path)
+    assert not list(path.iterdir())
+
+
+def test_a_directory_that_is_not_there_yet_may_be_named(tmp_path: Path) -> None:
+    assert chosen_run_dir(tmp_path / "run").path == tmp_path / "run"
+    taken(tmp_path / "run")
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
 
 
 def test_a_directory_in_use_is_locked_as_who_cleans_directories_of_temporary_files_asks_for(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from fabric.errors import FabricError
 from fabric.ids import NodeId
-from fabric.json_files import read_json
+from fabric.json_files import read_json, write_whole
 from fabric.limits import is_fine
 from roles.node_agent.lease import LeaseGrants
 from roles.node_agent.lease_file import LeaseFile
@@ -176,3 +178,21 @@ def test_a_file_larger_than_any_such_is_not_read_whole(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match="larger than any"):
         read_json(path, dict, bytes_max=1 << 10)
+
+
+def test_a_file_is_written_for_this_user_alone_and_never_through_a_link(tmp_path: Path) -> None:
+    """Not even where somebody has foreseen the name under which it is made."""
+    victim, path = tmp_path / "victim", tmp_path / "frontend-0.json"
+    victim.write_text("theirs")
+    for name in (path.name, f"frontend-0.{os.getpid()}.tmp", f"{path.name}.00000000.tmp"):
+        (tmp_path / name).symlink_to(victim)
+    former = os.umask(0)
+    try:
+        write_whole(path, "ours")
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    with mock.patch("os.urandom", bytes), pytest.raises(FileExistsError):
+        write_whole(path, "no")
+    assert (victim.read_text(), path.read_text(), path.is_symlink()) == ("theirs", "ours", False)
+    assert len(list(tmp_path.iterdir())) == 4
