@@ -20,10 +20,15 @@ _FAILURES_MAX: Final = 64  # kept until somebody asks
 
 @dataclass(slots=True)
 class StandingConnection:
-    """What its owner knows of one, in bytes: had been taken of it at its last whole message, and has since."""
+    """What its owner knows of one, in bytes: see `fabric/sockets/unfinished.py`."""
 
+    is_by_tcp: bool = True
     taken: int = 0
+    """When it was looked at last."""
+    taken_before: int = 0
+    """When it was looked at first after its last whole message."""
     unfinished: int = 0
+    """Had been taken of a message that has not ended."""
 
 
 class ConnectionMonitor:

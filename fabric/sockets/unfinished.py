@@ -2,16 +2,22 @@
 
 ZeroMQ bounds a frame, and how many whole messages wait. The frames of a message that has not ended it keeps, however many there
 are, and shows them to nobody. But the kernel knows how much it has taken of each connection, and from whom whole messages come is
-seen here: what it took since is of a message that has not ended.
+seen here. What had been taken of a connection when it was looked at is judged at the next look: if no message of it was among all
+that were whole by then, it is of a message that has not ended.
+
+A link that is busy has never taken all that is whole. But ZeroMQ asks its connections in turns (libzmq's `fq_t`): when one has given
+three messages, each other that had one has been asked in between. A connection that ends may put off another one's turn, so a few
+more are asked for (`TURNS`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import islice
 from typing import Final
 
 from fabric.clock import Clock
-from fabric.sockets.monitor import ConnectionMonitor
+from fabric.sockets.monitor import StandingConnection
 from fabric.sockets.options import LinkOptions
 from fabric.tcp_connections import hang_up, taken_bytes
 
@@ -20,6 +26,8 @@ TOGETHER_TIMES: Final = (
 )
 LOOK_EVERY_MS: Final = 250.0
 LOOK_AT: Final = 64  # connections at once: they take under a millisecond
+LOOK_AT_MANY: Final = 512  # where half of what all may have begun is there
+TURNS: Final = 8
 FRAMING_BYTES: Final = 64  # of ZeroMQ's and CURVE's, for each frame
 HANDSHAKE_BYTES: Final = 4_096  # and what is told beside messages
 
@@ -27,46 +35,62 @@ HANDSHAKE_BYTES: Final = 4_096  # and what is told beside messages
 class UnfinishedMessages:
     """Ends connections that have sent more than a message may have without an end of it."""
 
-    def __init__(self, monitor: ConnectionMonitor, options: LinkOptions, ports: Container[int]) -> None:
+    def __init__(
+        self, standing: dict[int, StandingConnection], options: LinkOptions, ports: Container[int]
+    ) -> None:
         """`ports`: of ours, at which they were accepted."""
-        self._standing = monitor.standing
+        self._standing = standing  # those looked at longest ago first
         self._ports = ports
         self._clock: Clock = options.clock
         message_bytes = options.header_bytes_max + options.payload_bytes_max
         self._bytes_max = message_bytes + FRAMING_BYTES * (options.frames_max + 1) + HANDSHAKE_BYTES
         self._whole: set[int] = set()  # by which a message has ended since they were looked at
-        self._next: list[int] = []  # to be looked at in this round
+        self._turns: dict[int, int] | None = None  # messages by each, since not all could be taken
+        self._together = 0
         self._look_at_ms = self._clock.now_ms() + LOOK_EVERY_MS
 
     @property
     def is_due(self) -> bool:
-        """Whether `look` should be called, when all whole messages have been taken."""
+        """Whether `look` should be called."""
         return bool(self._standing) and self._clock.now_ms() >= self._look_at_ms
 
     def ends(self, descriptor: int) -> None:
         """A whole message has come by that connection."""
         self._whole.add(descriptor)
+        if self._turns is not None:
+            self._turns[descriptor] = self._turns.get(descriptor, 0) + 1
 
-    def look(self) -> int:
-        """At some of them. How many connections were ended."""
+    def look(self, *, is_all_taken: bool) -> int:
+        """At some of them, when what was whole at the last look has been taken. How many connections were ended.
+
+        `is_all_taken`: no whole message waits. Otherwise ZeroMQ has just been asked whether one does, so that it knows of all.
+        `standing` must have each connection by which a message has come.
+        """
+        if not is_all_taken:
+            if self._turns is None:
+                self._turns = {}
+            if max(self._turns.values(), default=0) < TURNS:
+                return 0
+        self._turns = None
         self._look_at_ms = self._clock.now_ms() + LOOK_EVERY_MS
-        if not self._next:
-            self._next = list(self._standing)
-            self._whole.intersection_update(self._next)
-        for descriptor in self._next[:LOOK_AT]:
+        is_much = 2 * self._together > TOGETHER_TIMES * self._bytes_max
+        by_tcp = (descriptor for descriptor, one in self._standing.items() if one.is_by_tcp)
+        for descriptor in list(islice(by_tcp, LOOK_AT_MANY if is_much else LOOK_AT)):
             self._look_at(descriptor)
-        del self._next[:LOOK_AT]
         return self._end_largest()
 
     def _look_at(self, descriptor: int) -> None:
-        connection = self._standing.get(descriptor)
+        connection = self._standing.pop(descriptor)
+        self._standing[descriptor] = connection
         taken = taken_bytes(descriptor, self._ports)
-        if connection is None or taken is None:  # it has ended, or is not by TCP
-            self._standing.pop(descriptor, None)
+        if taken is None:  # it has ended, and we shall hear of it, or is not by TCP
+            connection.is_by_tcp, connection.unfinished = False, 0
         elif descriptor in self._whole:
-            connection.taken, connection.unfinished = taken, 0
+            connection.taken = connection.taken_before = taken
+            connection.unfinished = 0
         else:
-            connection.unfinished = taken - connection.taken
+            connection.unfinished = connection.taken - connection.taken_before
+            connection.taken = taken
         self._whole.discard(descriptor)
 
     def _end_largest(self) -> int:
@@ -82,4 +106,5 @@ class UnfinishedMessages:
             del standing[descriptor]
             hang_up(descriptor, self._ports)
             ended += 1
+        self._together = together
         return ended

@@ -5,15 +5,16 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
+import zmq
 
 from fabric.clock import MonotonicClock
 from fabric.ids import Incarnation, PeerId
 from fabric.messages import Ping
-from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink, unfinished
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink, context, unfinished
 from fabric.sockets.routes import new_route
 from tests.integration.raw_zmtp import connect, frame_start, shake_hands
 
@@ -89,6 +90,34 @@ def a_friend_is_heard(server: Server) -> None:
         assert heard == [Ping(9)]
 
 
+@contextmanager
+def busy(server: Server, kind: str, count: int = 1) -> Iterator[Callable[[], None]]:
+    """So many connections that always have a message waiting; what is given takes one message of all that wait."""
+    with ExitStack() as stack:
+        floods = []
+        for number in range(count):
+            flood = stack.enter_context(context().socket(getattr(zmq, kind)))
+            flood.identity = new_route(PeerId(f"flood/{number}"))
+            flood.connect(server.addresses[0])
+            floods.append(flood)
+
+        def take_one() -> None:
+            clock = MonotonicClock()
+            end_ms = clock.now_ms() + 20_000
+            is_waiting = False
+            while not is_waiting:
+                assert clock.now_ms() < end_ms
+                for one in floods:
+                    with suppress(zmq.Again):
+                        while True:
+                            one.send(b"", zmq.NOBLOCK)
+                is_waiting = server._is_zmq_waiting()
+            server.receive(1)
+            server.take_lost()
+
+        yield take_one
+
+
 @pytest.mark.parametrize(
     "frame",
     [PIECE, b"\x01\x00" * 10_000],
@@ -133,6 +162,31 @@ def test_it_is_ended_too_where_no_descriptor_is_left(server: Server, kind: str) 
             resource.setrlimit(resource.RLIMIT_NOFILE, former)
     assert server.counters["garbage_in"] == 1
     a_friend_is_heard(server)
+
+
+def test_it_is_ended_too_where_another_message_always_waits(server: Server, kind: str) -> None:
+    with shake_hands(server.addresses[0], NAME, kind) as endless, busy(server, kind) as take_one:
+        with suppress(ConnectionError):
+            for _ in range(64 * MIB // len(PIECE)):
+                endless.sendall(PIECE)
+                take_one()
+        assert has_ended(endless)
+    a_friend_is_heard(server)
+
+
+def test_whole_messages_that_wait_in_a_busy_link_end_no_connection(server: Server, kind: str) -> None:
+    """Those of several are more than one that has not ended may have."""
+    piece = PIECE * 10
+    with shake_hands(server.addresses[0], NAME, kind) as friend, busy(server, kind, 3) as take_one:
+        friend.setblocking(False)
+        unsent = memoryview((piece + b"\x00\x00") * 30)
+        while unsent:
+            with suppress(BlockingIOError):
+                unsent = unsent[friend.send(unsent) :]
+            take_one()
+        for _ in range(100):
+            take_one()
+        assert not has_ended(friend)
 
 
 def test_one_that_ends_late_is_heard_however_slowly_it_comes(server: Server, kind: str) -> None:
