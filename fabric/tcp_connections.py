@@ -43,6 +43,18 @@ def taken_bytes(descriptor: int, ports: Container[int]) -> int | None:
     return None
 
 
+def host_at(descriptor: int) -> str:
+    """The address at the other end of a TCP connection, without its port; empty: there is none any more."""
+    with contextlib.suppress(OSError):
+        connection = _socket_at(descriptor)
+        try:
+            place = connection.getpeername()
+        finally:
+            connection.detach()
+        return str(place[0]) if isinstance(place, tuple) else ""
+    return ""
+
+
 def _socket_at(descriptor: int) -> socket.socket:
     """Whatever is there: to find out what costs most of all this. ZeroMQ's it stays, so it must be detached again.
 

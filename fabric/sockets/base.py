@@ -319,6 +319,8 @@ class SocketLink(ABC):
 
     def _open_up(self, whole: Whole) -> list[Received]:
         peer, speaker = self._sender(whole)
+        if speaker is not None and self._unfinished is not None:
+            self._unfinished.spoke(whole.descriptor, speaker.public)
         lender = self._lender
         if lender is not None:
             lender.frame = whole.last_frame

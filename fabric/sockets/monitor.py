@@ -20,8 +20,10 @@ _FAILURES_MAX: Final = 64  # kept until somebody asks
 
 @dataclass(slots=True)
 class StandingConnection:
-    """What its owner knows of one, in bytes: see `fabric/sockets/unfinished.py`."""
+    """What is known of one, in bytes: see `fabric/sockets/unfinished.py`."""
 
+    owner: str = ""
+    """The key that spoke by it last, or the address it comes from."""
     is_by_tcp: bool = True
     taken: int = 0
     """When it was looked at last."""
@@ -29,6 +31,8 @@ class StandingConnection:
     """When it was looked at first after its last whole message."""
     unfinished: int = 0
     """Had been taken of a message that has not ended."""
+    is_stalled: bool = False
+    """Nothing was taken since."""
 
 
 class ConnectionMonitor:

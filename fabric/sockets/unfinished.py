@@ -8,6 +8,9 @@ that were whole by then, it is of a message that has not ended.
 A link that is busy has never taken all that is whole. But ZeroMQ asks its connections in turns (libzmq's `fq_t`): when one has given
 three messages, each other that had one has been asked in between. A connection that ends may put off another one's turn, so a few
 more are asked for (`TURNS`).
+
+Where all together have begun too much, whoever has begun most pays: each key, and of who has not shown one each address. Of his
+connections those go first by which nothing more comes: small ones that stand still are not to end a large one that is on its way.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Final
 from fabric.clock import Clock
 from fabric.sockets.monitor import StandingConnection
 from fabric.sockets.options import LinkOptions
-from fabric.tcp_connections import hang_up, taken_bytes
+from fabric.tcp_connections import hang_up, host_at, taken_bytes
 
 TOGETHER_TIMES: Final = (
     4  # so many of the largest messages may be under way at once, of all connections together
@@ -60,6 +63,12 @@ class UnfinishedMessages:
         if self._turns is not None:
             self._turns[descriptor] = self._turns.get(descriptor, 0) + 1
 
+    def spoke(self, descriptor: int, key: str) -> None:
+        """That public key has spoken by that connection."""
+        connection = self._standing.get(descriptor)
+        if connection is not None:
+            connection.owner = key
+
     def look(self, *, is_all_taken: bool) -> int:
         """At some of them, when what was whole at the last look has been taken. How many connections were ended.
 
@@ -77,7 +86,7 @@ class UnfinishedMessages:
         by_tcp = (descriptor for descriptor, one in self._standing.items() if one.is_by_tcp)
         for descriptor in list(islice(by_tcp, LOOK_AT_MANY if is_much else LOOK_AT)):
             self._look_at(descriptor)
-        return self._end_largest()
+        return self._end_over()
 
     def _look_at(self, descriptor: int) -> None:
         connection = self._standing.pop(descriptor)
@@ -90,21 +99,31 @@ class UnfinishedMessages:
             connection.unfinished = 0
         else:
             connection.unfinished = connection.taken - connection.taken_before
+            connection.is_stalled = taken == connection.taken
             connection.taken = taken
+            if connection.unfinished and not connection.owner:
+                connection.owner = host_at(descriptor)
         self._whole.discard(descriptor)
 
-    def _end_largest(self) -> int:
+    def _end_over(self) -> int:
         """Until each one and all together are within their bounds."""
-        standing, ended = self._standing, 0
-        together = sum(one.unfinished for one in standing.values())
-        while standing:
-            descriptor = max(standing, key=lambda one: standing[one].unfinished)
-            size = standing[descriptor].unfinished
-            if size <= self._bytes_max and together <= TOGETHER_TIMES * self._bytes_max:
-                break
+        begun = {descriptor: one for descriptor, one in self._standing.items() if one.unfinished}
+        ended = [descriptor for descriptor, one in begun.items() if one.unfinished > self._bytes_max]
+        together = sum(one.unfinished for one in begun.values())
+        together -= sum(begun.pop(descriptor).unfinished for descriptor in ended)
+        of_owners: dict[str, list[int]] = {}
+        for descriptor in sorted(begun, key=lambda one: (begun[one].is_stalled, begun[one].unfinished)):
+            of_owners.setdefault(begun[descriptor].owner, []).append(descriptor)
+        sums = {owner: sum(begun[one].unfinished for one in own) for owner, own in of_owners.items()}
+        while together > TOGETHER_TIMES * self._bytes_max:
+            owner = max(sums, key=lambda one: sums[one])
+            descriptor = of_owners[owner].pop()
+            size = begun[descriptor].unfinished
+            sums[owner] -= size
             together -= size
-            del standing[descriptor]
+            ended.append(descriptor)
+        for descriptor in ended:
+            del self._standing[descriptor]
             hang_up(descriptor, self._ports)
-            ended += 1
         self._together = together
-        return ended
+        return len(ended)
