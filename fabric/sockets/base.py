@@ -418,7 +418,9 @@ class ListeningLink(SocketLink):
                     self._ports.add(int(bound.rpartition(":")[2]))
                 self._addresses.append(guard.announced(bound) if guard and is_guarded else bound)
             if self._ports:
-                self._unfinished = UnfinishedMessages(self._connections.standing, self._options, self._ports)
+                self._unfinished = UnfinishedMessages(
+                    self._connections.standing, self._options, self._ports, asks_for_keys=is_guarded
+                )
         except ConfigError:
             self.close()
             raise

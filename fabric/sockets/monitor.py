@@ -25,6 +25,8 @@ class StandingConnection:
     owner: str = ""
     """The key that spoke by it last, or the address it comes from."""
     is_by_tcp: bool = True
+    is_let_in: bool = False
+    """Its handshake is over."""
     taken: int = 0
     """When it was looked at last."""
     taken_before: int = 0

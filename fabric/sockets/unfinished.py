@@ -11,6 +11,10 @@ more are asked for (`TURNS`).
 
 Where all together have begun too much, whoever has begun most pays: each key, and of who has not shown one each address. Of his
 connections those go first by which nothing more comes: small ones that stand still are not to end a large one that is on its way.
+
+In a handshake ZeroMQ takes as much as of a message, of whoever has no key too. Where keys are asked for, only what a handshake needs
+is let through before it is over. ZeroMQ tells that one has succeeded, but not whose. The kernel knows how much of ours the other end
+has got: with the last of our commands it is more than the others have.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Final
 from fabric.clock import Clock
 from fabric.sockets.monitor import StandingConnection
 from fabric.sockets.options import LinkOptions
-from fabric.tcp_connections import hang_up, host_at, taken_bytes
+from fabric.tcp_connections import carried_by, hang_up, host_at
 
 TOGETHER_TIMES: Final = (
     4  # so many of the largest messages may be under way at once, of all connections together
@@ -33,17 +37,26 @@ LOOK_AT_MANY: Final = 512  # where half of what all may have begun is there
 TURNS: Final = 8
 FRAMING_BYTES: Final = 64  # of ZeroMQ's and CURVE's, for each frame
 HANDSHAKE_BYTES: Final = 4_096  # and what is told beside messages
+REFUSED_BYTES: Final = (
+    256  # of ours: a greeting of 64, WELCOME of 170, ERROR of 12; READY, of 50 and more, comes in its place
+)
 
 
 class UnfinishedMessages:
     """Ends connections that have sent more than a message may have without an end of it."""
 
     def __init__(
-        self, standing: dict[int, StandingConnection], options: LinkOptions, ports: Container[int]
+        self,
+        standing: dict[int, StandingConnection],
+        options: LinkOptions,
+        ports: Container[int],
+        *,
+        asks_for_keys: bool,
     ) -> None:
         """`ports`: of ours, at which they were accepted."""
         self._standing = standing  # those looked at longest ago first
         self._ports = ports
+        self._asks_for_keys = asks_for_keys
         self._clock: Clock = options.clock
         message_bytes = options.header_bytes_max + options.payload_bytes_max
         self._bytes_max = message_bytes + FRAMING_BYTES * (options.frames_max + 1) + HANDSHAKE_BYTES
@@ -83,32 +96,45 @@ class UnfinishedMessages:
         self._turns = None
         self._look_at_ms = self._clock.now_ms() + LOOK_EVERY_MS
         is_much = 2 * self._together > TOGETHER_TIMES * self._bytes_max
-        by_tcp = (descriptor for descriptor, one in self._standing.items() if one.is_by_tcp)
-        for descriptor in list(islice(by_tcp, LOOK_AT_MANY if is_much else LOOK_AT)):
+        by_tcp = {descriptor: one for descriptor, one in self._standing.items() if one.is_by_tcp}
+        in_turn = islice(by_tcp, LOOK_AT_MANY if is_much else LOOK_AT)
+        strangers = (descriptor for descriptor, one in by_tcp.items() if self._is_stranger(one))
+        for descriptor in {*in_turn, *islice(strangers, LOOK_AT)}:
             self._look_at(descriptor)
         return self._end_over()
 
     def _look_at(self, descriptor: int) -> None:
         connection = self._standing.pop(descriptor)
         self._standing[descriptor] = connection
-        taken = taken_bytes(descriptor, self._ports)
-        if taken is None:  # it has ended, and we shall hear of it, or is not by TCP
-            connection.is_by_tcp, connection.unfinished = False, 0
-        elif descriptor in self._whole:
-            connection.taken = connection.taken_before = taken
-            connection.unfinished = 0
-        else:
-            connection.unfinished = connection.taken - connection.taken_before
-            connection.is_stalled = taken == connection.taken
-            connection.taken = taken
-            if connection.unfinished and not connection.owner:
-                connection.owner = host_at(descriptor)
+        is_whole = descriptor in self._whole
         self._whole.discard(descriptor)
+        carried = carried_by(descriptor, self._ports)
+        if carried is None:  # it has ended, and we shall hear of it, or is not by TCP
+            connection.is_by_tcp, connection.unfinished = False, 0
+            return
+        connection.is_let_in |= carried.acknowledged > REFUSED_BYTES
+        if self._is_stranger(connection):
+            connection.unfinished = carried.taken
+            return
+        if is_whole:
+            connection.taken = connection.taken_before = carried.taken
+        connection.unfinished = connection.taken - connection.taken_before
+        connection.is_stalled = connection.taken == carried.taken
+        connection.taken = carried.taken
+        if connection.unfinished and not connection.owner:
+            connection.owner = host_at(descriptor)
+
+    def _is_stranger(self, connection: StandingConnection) -> bool:
+        return self._asks_for_keys and not connection.is_let_in
+
+    def _is_too_much(self, connection: StandingConnection) -> bool:
+        is_stranger = self._is_stranger(connection)
+        return connection.unfinished > (HANDSHAKE_BYTES if is_stranger else self._bytes_max)
 
     def _end_over(self) -> int:
         """Until each one and all together are within their bounds."""
         begun = {descriptor: one for descriptor, one in self._standing.items() if one.unfinished}
-        ended = [descriptor for descriptor, one in begun.items() if one.unfinished > self._bytes_max]
+        ended = [descriptor for descriptor, one in begun.items() if self._is_too_much(one)]
         together = sum(one.unfinished for one in begun.values())
         together -= sum(begun.pop(descriptor).unfinished for descriptor in ended)
         of_owners: dict[str, list[int]] = {}

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from fabric.clock import VirtualClock
 from fabric.sockets.monitor import StandingConnection
 from fabric.sockets.options import LinkOptions
-from fabric.sockets.unfinished import LOOK_EVERY_MS, TOGETHER_TIMES, TURNS, UnfinishedMessages
+from fabric.sockets.unfinished import (
+    HANDSHAKE_BYTES,
+    LOOK_EVERY_MS,
+    REFUSED_BYTES,
+    TOGETHER_TIMES,
+    TURNS,
+    UnfinishedMessages,
+)
+from fabric.tcp_connections import carried_by
 
 HEADER_BYTES = 100_000
 MUCH = TOGETHER_TIMES * HEADER_BYTES // 10
@@ -20,12 +29,14 @@ MUCH = TOGETHER_TIMES * HEADER_BYTES // 10
 class Stage:
     """What listens, and what has connected to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asks_for_keys: bool = False) -> None:
         self.clock = VirtualClock(0.0)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.standing: dict[int, StandingConnection] = {}
         options = LinkOptions(clock=self.clock, header_bytes_max=HEADER_BYTES, payload_bytes_max=0)
-        self.unfinished = UnfinishedMessages(self.standing, options, {self.listener.getsockname()[1]})
+        self.unfinished = UnfinishedMessages(
+            self.standing, options, {self.listener.getsockname()[1]}, asks_for_keys=asks_for_keys
+        )
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
 
     def connect(self, key: str = "") -> int:
@@ -44,6 +55,11 @@ class Stage:
         while size:
             theirs.sendall(bytes(min(size, 10_000)))
             size -= len(ours.recv(min(size, 10_000), socket.MSG_WAITALL))
+
+    def acknowledged(self, descriptor: int) -> int:
+        carried = carried_by(descriptor, {self.listener.getsockname()[1]})
+        assert carried is not None
+        return carried.acknowledged
 
     def look(self, *, is_all_taken: bool = True) -> int:
         self.clock.advance(self.clock.now_ms() + LOOK_EVERY_MS)
@@ -117,6 +133,25 @@ def test_of_those_of_one_owner_those_that_stand_still_are_ended_first(stage: Sta
         stage.look()
     assert growing in stage.standing
     assert len(stage.standing) < 13
+
+
+def test_where_keys_are_asked_for_a_handshake_may_have_what_one_needs() -> None:
+    """Its end is known by what the other side has got of ours."""
+    with closing(Stage(asks_for_keys=True)) as stage:
+        friend, stranger, small = stage.connect(), stage.connect(), stage.connect()
+        theirs, ours = stage.pairs[0]
+        ours.sendall(bytes(REFUSED_BYTES + 10))
+        theirs.recv(1_000)
+        for _, other in stage.pairs[1:]:
+            other.sendall(bytes(REFUSED_BYTES - 10))
+        while stage.acknowledged(friend) <= REFUSED_BYTES:
+            pass
+        stage.take(small, HANDSHAKE_BYTES)
+        for descriptor in (friend, stranger):
+            stage.take(descriptor, HANDSHAKE_BYTES + 1)
+        assert stage.look() == 1
+        assert set(stage.standing) == {friend, small}
+        assert stage.look() == 0
 
 
 def test_many_connections_are_looked_at_in_turn(stage: Stage) -> None:
