@@ -8,11 +8,11 @@ import socket
 import struct
 import termios
 from collections.abc import Container
-from typing import Final
+from typing import Final, NamedTuple
 
-_RECEIVED: Final = struct.Struct("=Q")
-_RECEIVED_AT: Final = 128  # `tcpi_bytes_received` of Linux's `struct tcp_info`, since 4.1
-_INFO_BYTES: Final = _RECEIVED_AT + _RECEIVED.size
+_COUNTS: Final = struct.Struct("=QQ")
+_COUNTS_AT: Final = 120  # `tcpi_bytes_acked`, `tcpi_bytes_received` of Linux's `struct tcp_info`, since 4.1
+_INFO_BYTES: Final = _COUNTS_AT + _COUNTS.size
 _WAITING: Final = struct.Struct("=i")
 _NO_BYTES: Final = bytes(_WAITING.size)
 
@@ -28,8 +28,15 @@ def hang_up(descriptor: int, ports: Container[int]) -> None:
             connection.detach()
 
 
-def taken_bytes(descriptor: int, ports: Container[int]) -> int | None:
-    """What ZeroMQ has taken of a connection to one of our `ports`; None: it is none, or the kernel does not say."""
+class Carried(NamedTuple):
+    """Bytes: that ZeroMQ has taken of a connection, and of ours those that the other end has."""
+
+    taken: int
+    acknowledged: int
+
+
+def carried_by(descriptor: int, ports: Container[int]) -> Carried | None:
+    """By a connection to one of our `ports`; None: it is none, or the kernel does not say."""
     with contextlib.suppress(OSError):  # it may be closed
         connection = _socket_at(descriptor)
         try:
@@ -37,10 +44,23 @@ def taken_bytes(descriptor: int, ports: Container[int]) -> int | None:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
                 (waiting,) = _WAITING.unpack(fcntl.ioctl(descriptor, termios.FIONREAD, _NO_BYTES))
                 if len(info) >= _INFO_BYTES:
-                    return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0]) - int(waiting)
+                    acknowledged, received = _COUNTS.unpack_from(info, _COUNTS_AT)
+                    return Carried(received - waiting, acknowledged)
         finally:
             connection.detach()
     return None
+
+
+def host_at(descriptor: int) -> str:
+    """The address at the other end of a TCP connection, without its port; empty: there is none any more."""
+    with contextlib.suppress(OSError):
+        connection = _socket_at(descriptor)
+        try:
+            place = connection.getpeername()
+        finally:
+            connection.detach()
+        return str(place[0]) if isinstance(place, tuple) else ""
+    return ""
 
 
 def _socket_at(descriptor: int) -> socket.socket:

@@ -214,8 +214,8 @@ class SocketLink(ABC):
                 break
         if self._streams.ended:
             self._note_streams_ended()
-        if self._unfinished is not None and not self._is_touched and self._unfinished.is_due:
-            counters["garbage_in"] += self._unfinished.look()
+        if self._unfinished is not None and self._unfinished.is_due:
+            counters["garbage_in"] += self._look_at_unfinished(self._unfinished)
         if len(came) > limit:
             came, self._came = came[:limit], came[limit:]
         if came:
@@ -257,6 +257,13 @@ class SocketLink(ABC):
             streams.told.clear()
         if streams.ended:
             self._note_streams_ended()
+
+    def _look_at_unfinished(self, unfinished: UnfinishedMessages) -> int:
+        is_all_taken = not (self._is_touched and self._is_zmq_waiting())
+        if self._monitor is not None:
+            self._monitor.is_told = True  # perhaps of a connection by which a message has come already
+            self._note_ended()
+        return unfinished.look(is_all_taken=is_all_taken)
 
     def _is_zmq_waiting(self) -> bool:
         if self._socket.closed:
@@ -313,6 +320,8 @@ class SocketLink(ABC):
 
     def _open_up(self, whole: Whole) -> list[Received]:
         peer, speaker = self._sender(whole)
+        if speaker is not None and self._unfinished is not None:
+            self._unfinished.spoke(whole.descriptor, speaker.public)
         lender = self._lender
         if lender is not None:
             lender.frame = whole.last_frame
@@ -410,7 +419,9 @@ class ListeningLink(SocketLink):
                     self._ports.add(int(bound.rpartition(":")[2]))
                 self._addresses.append(guard.announced(bound) if guard and is_guarded else bound)
             if self._ports:
-                self._unfinished = UnfinishedMessages(self._connections, self._options, self._ports)
+                self._unfinished = UnfinishedMessages(
+                    self._connections.standing, self._options, self._ports, asks_for_keys=is_guarded
+                )
         except ConfigError:
             self.close()
             raise

@@ -20,10 +20,21 @@ _FAILURES_MAX: Final = 64  # kept until somebody asks
 
 @dataclass(slots=True)
 class StandingConnection:
-    """What its owner knows of one, in bytes: had been taken of it at its last whole message, and has since."""
+    """What is known of one, in bytes: see `fabric/sockets/unfinished.py`."""
 
+    owner: str = ""
+    """The key that spoke by it last, or the address it comes from."""
+    is_by_tcp: bool = True
+    is_let_in: bool = False
+    """Its handshake is over."""
     taken: int = 0
+    """When it was looked at last."""
+    taken_before: int = 0
+    """When it was looked at first after its last whole message."""
     unfinished: int = 0
+    """Had been taken of a message that has not ended."""
+    is_stalled: bool = False
+    """Nothing was taken since."""
 
 
 class ConnectionMonitor:

@@ -65,8 +65,6 @@ class RouterLink(ListeningLink):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         self._routes = Routes()
-        self._descriptor_of: dict[PeerId, int] = {}
-        self._peer_at: dict[int, PeerId] = {}  # the descriptor of its newest connection
         self._stream_of: dict[PeerId, LocalStream] = {}  # those whose newest connection is one
         self._in_flight: dict[PeerId, InFlight] = {}  # of peers that were sent something large
 
@@ -106,10 +104,7 @@ class RouterLink(ListeningLink):
         return note_sent(self._counters, size, packed)
 
     def _connection_ended(self, descriptor: int) -> None:
-        peer = self._peer_at.pop(descriptor, None)
-        # Else it is back by another one.
-        if peer is not None and self._descriptor_of.get(peer) == descriptor:
-            self._routes.end(peer)
+        for peer in self._routes.end_at(descriptor):
             self._note_lost(peer)
 
     def _note_streams_ended(self) -> None:
@@ -127,7 +122,6 @@ class RouterLink(ListeningLink):
 
     def _note_lost(self, peer: PeerId) -> None:
         """It is told of once, by whichever saw it first."""
-        self._descriptor_of.pop(peer, None)
         stream = self._stream_of.pop(peer, None)
         if stream is not None:
             self._streams.end(stream)
@@ -154,18 +148,17 @@ class RouterLink(ListeningLink):
             return self._sender_by(whole.stream), None
         assert whole.last_frame is not None, "it came by ZeroMQ"
         route = bytes(whole.route)
-        known = self._routes.peer_at(route)
-        peer, mark = (known, "") if known is not None else frames.peer_from(route)
         descriptor = whole.descriptor
+        known = self._routes.peer_at(route, descriptor)
+        peer, mark = (known, "") if known is not None else frames.peer_from(route)
         speaker = None if self._guard is None else self._guard.check(whole.last_frame, descriptor, peer)
         if known is None:
             # Before the message is looked at: the kernel gives descriptors out again.
             self._connections.is_told = True
             self._note_ended()
-            self._note_spoken(route, peer, mark, None if speaker is None else speaker.public)
-        if (known is None or self._descriptor_of.get(peer) != descriptor) and self._routes.to(peer) == route:
-            self._descriptor_of[peer] = descriptor
-            self._peer_at[descriptor] = peer
+            self._note_spoken(route, peer, mark, None if speaker is None else speaker.public, descriptor)
+            if descriptor not in self._connections.standing:  # it ended before anybody read this
+                self._connection_ended(descriptor)
         return peer, speaker
 
     def _sender_by(self, stream: LocalStream) -> PeerId:
@@ -175,18 +168,19 @@ class RouterLink(ListeningLink):
         assert stream.identity is not None, "that came before"
         try:
             peer, mark = frames.peer_from(stream.identity)
-            self._note_spoken(stream.identity, peer, mark, None)
+            self._note_spoken(stream.identity, peer, mark, None, None)
         except RemoteProtocolError:
             self._streams.end(stream)
             raise
         stream.peer = peer
-        self._descriptor_of.pop(peer, None)
         self._stream_of[peer] = stream
         return peer
 
-    def _note_spoken(self, route: bytes, peer: PeerId, mark: str, key: str | None) -> None:
+    def _note_spoken(
+        self, route: bytes, peer: PeerId, mark: str, key: str | None, descriptor: int | None
+    ) -> None:
         """Somebody speaks by a connection for the first time. Raises Outdated where he has spoken by a newer one."""
-        if not self._routes.note(route, peer, mark, key):
+        if not self._routes.note(route, peer, mark, key, descriptor):
             raise Outdated(f"{peer} has a newer connection")
         if self._routes.to(peer) != route:
             return  # the connection has ended

@@ -11,6 +11,10 @@ waits on an older one is older news that comes later, and is not heard: its send
 begins anew on the newer one. A peer that comes back need not wait until the router has noticed that its old connection is gone.
 
 Of a connection that has ended ZeroMQ may still have messages. They are heard, but nobody is reached by it any more.
+
+ZeroMQ tells of ends by descriptors, which the kernel gives out again. Who spoke first by a connection that had ended before anybody
+read it may seem to be at the descriptor of the next one: which of two is there cannot be told, as ZeroMQ may read the newer one first.
+So all who spoke by a descriptor are kept, and end with it: whoever is lost is told of then, or when something is sent to him.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class _Route(Struct, frozen=True):
     identity: bytes
     number: int
     key: str | None
+    descriptor: int | None
 
 
 class Routes:
@@ -51,24 +56,24 @@ class Routes:
         self._routes: dict[PeerId, _Route] = {}
         self._peers: dict[bytes, PeerId] = {}  # by the identity of the connection that is answered
         self._names: dict[str | None, dict[PeerId, None]] = {}  # of each key, the oldest first
+        self._at: dict[int, dict[PeerId, None]] = {}  # who spoke by the connections with that descriptor
         self._ended: dict[bytes, None] = {}  # identities, the oldest first
 
     def __len__(self) -> int:
         """How many peers are known."""
         return len(self._routes)
 
-    def note(self, identity: bytes, peer: PeerId, mark: str, key: str | None) -> bool:
+    def note(
+        self, identity: bytes, peer: PeerId, mark: str, key: str | None, descriptor: int | None = None
+    ) -> bool:
         """A message came by that connection, from a peer that may be called so; False: a newer one of its has spoken.
 
         From then on the peer is answered there, unless the connection has ended.
-        `key`: its public one; None: none is needed.
+        `key`: its public one; None: none is needed. `descriptor`: with which it ends, see `end_at`.
         """
         known = self._routes.get(peer)
-        if known is not None:
-            if known.identity == identity:
-                return True
-            if _number(mark) <= known.number:
-                return _number(mark) == known.number
+        if known is not None and known.identity != identity and _number(mark) <= known.number:
+            return _number(mark) == known.number
         if identity in self._ended:
             return True  # it had been waiting
         self.forget(peer)
@@ -77,8 +82,10 @@ class Routes:
             self.forget(next(iter(names)))
             names = self._names.setdefault(key, {})
         names[peer] = None
-        self._routes[peer] = _Route(identity, _number(mark), key)
+        self._routes[peer] = _Route(identity, _number(mark), key, descriptor)
         self._peers[identity] = peer
+        if descriptor is not None:
+            self._at.setdefault(descriptor, {})[peer] = None
         return True
 
     def to(self, peer: PeerId) -> bytes | None:
@@ -86,9 +93,17 @@ class Routes:
         route = self._routes.get(peer)
         return None if route is None else route.identity
 
-    def peer_at(self, identity: bytes) -> PeerId | None:
-        """Whom that connection belongs to; None: it has not spoken, or its peer has a newer one."""
-        return self._peers.get(identity)
+    def peer_at(self, identity: bytes, descriptor: int | None = None) -> PeerId | None:
+        """Whom that connection belongs to; None: it has not spoken, not with that descriptor, or its peer has a newer one."""
+        peer = self._peers.get(identity)
+        return peer if peer is None or self._routes[peer].descriptor == descriptor else None
+
+    def end_at(self, descriptor: int) -> list[PeerId]:
+        """The connection with that descriptor has ended; whose those were that did."""
+        lost = list(self._at.get(descriptor, ()))
+        for peer in lost:
+            self.end(peer)
+        return lost
 
     def end(self, peer: PeerId) -> None:
         """The connection by which it was answered has ended."""
@@ -108,6 +123,11 @@ class Routes:
             del names[peer]
             if not names:
                 del self._names[route.key]
+            if route.descriptor is not None:
+                there = self._at[route.descriptor]
+                del there[peer]
+                if not there:
+                    del self._at[route.descriptor]
 
     def forget_keys(self, is_trusted: Callable[[str], bool]) -> list[PeerId]:
         """Forget the peers whose keys are trusted no more; who they were."""

@@ -213,7 +213,7 @@ def test_who_is_killed_or_has_no_key_is_told_of_by_tcp_with_keys_too(folder: Pat
     assert not router.take_lost()
     link.close()
     until(lambda: list(router.take_lost()) == ["frontend-0/1"], router, limit_ms=10_000)
-    assert not router._descriptor_of
+    assert not router._routes._at
 
 
 def test_payload_of_a_revoked_key_ends_its_connection(folder: Path, opened: Opened) -> None:

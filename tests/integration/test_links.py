@@ -315,7 +315,37 @@ def test_what_a_peer_said_before_its_end_is_heard_after_it_and_reaches_nobody(
     assert lost == [CLIENT]
     assert not router.send(CLIENT, Ping(3))
     assert len(router._routes) == 0
-    assert not router._peer_at
+    assert not router._routes._at
+
+
+@pytest.mark.parametrize("hears_first", ["of their ends", "what they said"])
+def test_peers_that_have_left_before_anybody_read_what_they_said_are_lost_and_nothing_is_kept(
+    address: str, opened: Opened, hears_first: str
+) -> None:
+    """Each has the descriptor of one before it, as a rule."""
+    router = RouterLink.bind([address])
+    opened(router)
+    peers = [PeerId(f"client/{number}") for number in range(30)]
+    for peer in peers:
+        dealer = DealerLink.connect(peer, SERVER, router.addresses)
+        opened(dealer)
+        for number in range(2):
+            until(lambda: dealer.send(SERVER, Ping(number)), dealer)  # noqa: B023  ended before the next turn
+        dealer.close()
+    heard: list[PeerId] = []
+    lost: list[PeerId] = []
+
+    def is_over() -> bool:
+        if hears_first == "of their ends":
+            lost.extend(router.take_lost())
+        heard.extend(one.peer for one in router.receive(16))
+        lost.extend(router.take_lost())
+        return len(heard) == 2 * len(peers) and len(lost) >= len(peers)
+
+    until(is_over, router)
+    assert sorted(heard) == sorted(peers * 2)
+    assert sorted(lost) == sorted(peers)
+    assert (len(router._routes), router._routes._at, router._stream_of) == (0, {}, {})
 
 
 def test_the_descriptor_tells_of_a_connection_that_ended(address: str, opened: Opened) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import pytest
+import zmq
 
 from fabric.clock import MonotonicClock
+from fabric.curve import guarded, new_pair
 from fabric.ids import Incarnation, PeerId
+from fabric.keys import SCHEDULER, Keyring, Trusted, TrustedKey
 from fabric.messages import Ping
-from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink, unfinished
+from fabric.sockets import DealerLink, LinkOptions, PullLink, PushPool, RouterLink, context, unfinished
 from fabric.sockets.routes import new_route
 from tests.integration.raw_zmtp import connect, frame_start, shake_hands
 
@@ -89,6 +92,34 @@ def a_friend_is_heard(server: Server) -> None:
         assert heard == [Ping(9)]
 
 
+@contextmanager
+def busy(server: Server, kind: str, count: int = 1) -> Iterator[Callable[[], None]]:
+    """So many connections that always have a message waiting; what is given takes one message of all that wait."""
+    with ExitStack() as stack:
+        floods = []
+        for number in range(count):
+            flood = stack.enter_context(context().socket(getattr(zmq, kind)))
+            flood.identity = new_route(PeerId(f"flood/{number}"))
+            flood.connect(server.addresses[0])
+            floods.append(flood)
+
+        def take_one() -> None:
+            clock = MonotonicClock()
+            end_ms = clock.now_ms() + 20_000
+            is_waiting = False
+            while not is_waiting:
+                assert clock.now_ms() < end_ms
+                for one in floods:
+                    with suppress(zmq.Again):
+                        while True:
+                            one.send(b"", zmq.NOBLOCK)
+                is_waiting = server._is_zmq_waiting()
+            server.receive(1)
+            server.take_lost()
+
+        yield take_one
+
+
 @pytest.mark.parametrize(
     "frame",
     [PIECE, b"\x01\x00" * 10_000],
@@ -135,6 +166,32 @@ def test_it_is_ended_too_where_no_descriptor_is_left(server: Server, kind: str) 
     a_friend_is_heard(server)
 
 
+def test_it_is_ended_too_where_another_message_always_waits(server: Server, kind: str) -> None:
+    with shake_hands(server.addresses[0], NAME, kind) as endless, busy(server, kind) as take_one:
+        sent = 0
+        while not has_ended(endless):
+            assert sent < 64 * MIB
+            endless.sendall(PIECE)
+            sent += len(PIECE)
+            take_one()
+    a_friend_is_heard(server)
+
+
+def test_whole_messages_that_wait_in_a_busy_link_end_no_connection(server: Server, kind: str) -> None:
+    """Those of several are more than one that has not ended may have."""
+    piece = PIECE * 10
+    with shake_hands(server.addresses[0], NAME, kind) as friend, busy(server, kind, 3) as take_one:
+        friend.setblocking(False)
+        unsent = memoryview((piece + b"\x00\x00") * 30)
+        while unsent:
+            with suppress(BlockingIOError):
+                unsent = unsent[friend.send(unsent) :]
+            take_one()
+        for _ in range(100):
+            take_one()
+        assert not has_ended(friend)
+
+
 def test_one_that_ends_late_is_heard_however_slowly_it_comes(server: Server, kind: str) -> None:
     limit = MIB if kind == "DEALER" else 2 * MIB
     with shake_hands(server.addresses[0], NAME, kind) as slow:
@@ -162,6 +219,32 @@ def test_all_together_may_have_begun_no_more_than_four_of_the_largest(server: Se
         ended = sum(map(has_ended, strangers))
         assert 3 <= ended <= 5, "what is over four of the largest"
     a_friend_is_heard(server)
+
+
+def test_a_handshake_of_who_has_no_key_is_ended_when_it_is_larger_than_any(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a message of who has one is not, as large as it may be, though it is the first by its connection."""
+    monkeypatch.setattr(unfinished, "LOOK_EVERY_MS", 1.0)
+    pair = new_pair(SCHEDULER)
+    guard = guarded(
+        Keyring(pair, Trusted((TrustedKey(SCHEDULER, pair.public, ""),))), {SCHEDULER}, names=False
+    )
+    link = RouterLink if kind == "DEALER" else PullLink
+    with ExitStack() as stack:
+        server = link.bind([TCP], LinkOptions(header_bytes_max=MIB, payload_bytes_max=0), guard)
+        stack.callback(server.close)
+        friend = stack.enter_context(context().socket(getattr(zmq, kind)))
+        address, _ = guard.connect_to(friend, server.addresses[0], SCHEDULER) if guard else ("", "")
+        friend.connect(address)
+        friend.send(bytes(MIB - 1_000))
+        stranger = stack.enter_context(connect(address))
+        stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
+        stranger.sendall(b"\x06" + (MIB // 2).to_bytes(8, "big") + bytes(MIB // 4))
+
+        until(partial(has_more_garbage, server, 1), server)  # the message, which says nothing, and the end
+        until(partial(has_ended, stranger), server)
+        assert len(server._connections.standing) == 1
 
 
 @pytest.mark.parametrize("identity", [b"", NAME.encode(), bytes(20)], ids=["none", "a name", "zeros"])

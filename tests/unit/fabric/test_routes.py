@@ -14,9 +14,9 @@ from fabric.sockets.routes import ENDED_MAX, Routes, new_route
 OWN, OTHER = PeerId("frontend-0/5f3a9c01"), PeerId("client/bob/1")
 
 
-def noted(routes: Routes, identity: bytes, key: str | None = None) -> bool:
+def noted(routes: Routes, identity: bytes, key: str | None = None, at: int | None = None) -> bool:
     peer, mark = frames.peer_from(identity)
-    return routes.note(identity, peer, mark, key)
+    return routes.note(identity, peer, mark, key, at)
 
 
 def test_no_two_connections_have_one_identity_and_none_can_be_guessed() -> None:
@@ -52,23 +52,49 @@ def test_nobody_is_reached_by_a_connection_whose_end_has_been_told() -> None:
     """What had been waiting there is heard, until a newer one has spoken."""
     routes = Routes()
     first, second = new_route(OWN), new_route(OWN)
-    assert noted(routes, first)
-    routes.end(OWN)
-    assert noted(routes, first)
+    assert noted(routes, first, at=7)
+    assert routes.end_at(7) == [OWN]
+    assert noted(routes, first, at=7)
     assert routes.to(OWN) is None
+    assert routes.end_at(7) == []
     assert len(routes) == 0
     assert noted(routes, second)
     assert not noted(routes, first)
     assert routes.to(OWN) == second
 
 
+def test_all_who_spoke_by_a_descriptor_end_with_it_but_who_is_back_by_another() -> None:
+    """Two had it one after the other, and nobody knows which is there."""
+    routes = Routes()
+    third = PeerId("client/carol/1")
+    for peer in (OWN, OTHER, third):
+        noted(routes, new_route(peer), at=7)
+    back = new_route(OTHER)
+    noted(routes, back, at=8)
+    assert routes.end_at(7) == [OWN, third]
+    assert (routes.to(OWN), routes.to(third), routes.to(OTHER)) == (None, None, back)
+    assert routes.end_at(8) == [OTHER]
+    assert (len(routes), routes._at) == (0, {})
+
+
+def test_an_identity_that_is_used_again_belongs_to_its_last_connection() -> None:
+    """Of a client of another make, which draws none anew."""
+    routes = Routes()
+    noted(routes, OWN.encode(), at=7)
+    assert routes.peer_at(OWN.encode(), 7) == OWN
+    assert routes.peer_at(OWN.encode(), 8) is None
+    noted(routes, OWN.encode(), at=8)
+    assert routes.peer_at(OWN.encode(), 8) == OWN
+    assert routes.end_at(7) == []
+    assert routes.to(OWN) == OWN.encode()
+
+
 def test_of_ended_connections_the_newest_are_remembered() -> None:
     routes = Routes()
     drawn = [new_route(OWN) for _ in range(ENDED_MAX + 10)]
     for route in drawn:
-        noted(routes, route)
-        routes.end(OWN)
-    routes.end(OWN)  # it has no other
+        noted(routes, route, at=7)
+        routes.end_at(7)
     assert len(routes._ended) == ENDED_MAX
     assert noted(routes, drawn[-1])
     assert routes.to(OWN) is None
@@ -121,11 +147,14 @@ def test_nothing_is_kept_of_what_is_forgotten(seed: int) -> None:
             gone = draw.choice(("a", "b"))
             assert all(routes.to(one) is None for one in routes.forget_keys(lambda key: key != gone))  # noqa: B023
         else:
-            noted(routes, new_route(peer), draw.choice(("a", "b", None)))
+            noted(routes, new_route(peer), draw.choice(("a", "b", None)), draw.choice((1, 2, 3, None)))
             assert routes.to(peer) is not None
+            if draw.random() < 0.1:
+                assert all(routes.to(one) is None for one in routes.end_at(draw.choice((1, 2, 3))))
         assert len(routes) <= 12
+        assert sum(map(len, routes._at.values())) <= len(routes)
         assert sum(len(names) for names in routes._names.values()) == len(routes)
         assert all(len(names) <= 4 for names in routes._names.values())
     for peer in peers:
         routes.forget(peer)
-    assert (len(routes), routes._names) == (0, {})
+    assert (len(routes), routes._names, routes._at) == (0, {}, {})
