@@ -110,14 +110,13 @@ def plan_holds(
     mean: float,
     opening_ratio: float = 1.0,
     *,
-    foreseen: float = 0.0,
     is_short: bool = False,
 ) -> list[Hold]:
     """The holds of models that share `slices`.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
-    `opening_ratio`: what opening their batches really costs, over what their rates let expect. `foreseen`: see `foreseen_loss`; it counts as if
-    it had been lost. `is_short`: requests are refused, as there is no room for all.
+    `opening_ratio`: what opening their batches really costs, over what their rates let expect. `is_short`: requests are
+    refused, as there is no room for all. What can be foreseen (`foreseen_loss`) counts as if it had been lost, but overbooks nothing.
     """
     if not prospects:
         return []
@@ -127,8 +126,11 @@ def plan_holds(
     frugal = whole_slices(deferred, slices)
     models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
-    suffered = max(mean, foreseen)
-    allowed = frugal + min(1.0, suffered / ALL_LOSE) * (lavish - frugal)
+    foreseen = foreseen_loss(prospects, slices, opening_ratio)
+    allowed = max(
+        frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal),
+        frugal + min(1.0, foreseen / ALL_LOSE) * (slices - frugal),
+    )
     leaves_idle = frugal < slices
     price = _price(prospects, (allowed - fixed) / opening_ratio)
     price_of_whole = _price(prospects, (frugal - fixed) / opening_ratio) if leaves_idle else price
@@ -149,7 +151,9 @@ def plan_holds(
         held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
-        spares_reserve = held_share == 1.0 and (needed_ms > 0.0 or (leaves_idle and suffered < CALM_LOST))
+        spares_reserve = held_share == 1.0 and (
+            needed_ms > 0.0 or (leaves_idle and max(mean, foreseen) < CALM_LOST)
+        )
         if hold_ms >= _NEARLY * one.hold_max_ms:
             target = max(1, int(1 + (one.target - 1) * held_share))
             holds.append(Hold(one.hold_max_ms, target, spares_reserve, is_full=True))
@@ -233,6 +237,7 @@ def plan_reserves(
     waited for a large batch, and both are small then. Never more than deferral saves. `opening_ratio` and `mean` as for
     `plan_holds`.
     """
+    suffered = max(mean, foreseen_loss(prospects, slices, opening_ratio))
     fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
     price_of_need = _price(prospects, (slices - fixed) / opening_ratio)
     deferred = saved = needed = 0.0
@@ -245,7 +250,7 @@ def plan_reserves(
     if not deferred:
         return [0] * len(pools)
     share = RESERVE * (needed / deferred) ** 2
-    idle = (1.0 - min(1.0, mean / CALM_LOST)) * (slices - whole_slices(deferred, slices)) / slices
+    idle = (1.0 - min(1.0, suffered / CALM_LOST)) * (slices - whole_slices(deferred, slices)) / slices
     return [int(max(idle * pool, min(saved * pool / slices, share * math.sqrt(pool)))) for pool in pools]
 
 
