@@ -485,12 +485,12 @@ class Fleet:
     def peers_to_tell(self) -> list[PeerId]:
         """Everyone who gets the directory: frontends, and workers with a ready slice.
 
-        One that is fenced is not told: until a directory lists its slice, it repeats what ends that, should it be lost.
+        One of which a slice is fenced is not told: until a directory lists its slices, it repeats what ends that, should it be lost.
         """
+        records = self.slices.values()
+        fenced = {record.worker for record in records if record.is_fenced}
         workers = dict.fromkeys(
-            record.worker
-            for record in self.slices.values()
-            if record.worker is not None and not record.is_fenced
+            record.worker for record in records if record.worker is not None and record.worker not in fenced
         )
         return [peer for peer, _ in self.frontends.values()] + list(workers)
 

@@ -199,10 +199,14 @@ class Election:
         )
 
     @property
-    def expected(self) -> frozenset[NodeId]:
-        """Agents that have granted its epoch, or may yet: all but those whose connections are lost."""
-        lost = {node_id for node_id, agent in self._agents.items() if agent.peer is None}
-        return self._electorate.agents - lost
+    def connected(self) -> frozenset[NodeId]:
+        """Agents that have granted its epoch, or may yet."""
+        return frozenset(node_id for node_id, agent in self._agents.items() if agent.peer is not None)
+
+    @property
+    def unheard(self) -> frozenset[NodeId]:
+        """Agents that have never been connected."""
+        return self._electorate.agents - self._agents.keys()
 
     @property
     def active(self) -> str:

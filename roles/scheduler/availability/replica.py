@@ -178,6 +178,8 @@ class SchedulerReplica:
         self._asked: set[tuple[PeerId, int]] = set()
         """Changes that the core was asked for and has not answered, of operators who are still there."""
         self._gathering: _Gathering | None = None
+        self._began_ms = NEVER_MS
+        """The first event's moment."""
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
         self._early = EarlyWords()
@@ -219,6 +221,7 @@ class SchedulerReplica:
             self._look_ahead()
             return sent
         actions: list[ReplicaAction] = []
+        self._began_ms = min(self._began_ms, now_ms)
         if now_ms >= self._election.lapses_at_ms:
             self._elect(self._election.tick(now_ms), actions, now_ms)
         match event:
@@ -295,6 +298,8 @@ class SchedulerReplica:
                     self._await_slices(message)
                     if self._core is None and node_id in self._settings.electorate.agents:
                         self._early.keep(event, "")
+                    elif self._gathering is not None and node_id in self._gathering.nodes:
+                        self._gathering.nodes[node_id] = None  # the core has this one, which is newer
             case FrontendHello(frontend_id=frontend_id, incarnation=incarnation):
                 self._remember(peer, message, is_its_own=peer == peer_id(frontend_id, incarnation))
             case SchedulerHello() if _is_connected_to(peer):  # it had lost us, and asks who we are
@@ -370,8 +375,12 @@ class SchedulerReplica:
             actions.append(self._hello(peer))  # one that was only stopped says hello again
         self._elect(self._election.lost(peer, now_ms), actions, now_ms)
         if self._gathering is not None:
-            for node_id in self._gathering.nodes.keys() - self._election.expected:
-                del self._gathering.nodes[node_id]
+            nodes = self._gathering.nodes
+            for node_id in nodes.keys() - self._election.connected - self._election.unheard:
+                del nodes[node_id]
+            for node_id, early in nodes.items():
+                if early is not None and early.peer == peer:  # its node has another agent by now
+                    nodes[node_id] = None
         if self._core is not None:
             self._to_core(event, actions, now_ms)
 
@@ -423,7 +432,10 @@ class SchedulerReplica:
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         else:
             self._to_core(Heard(ELECTION, EpochGranted(self._election.epoch, ())), actions, now_ms)
-        self._gathering = gathering = _Gathering(now_ms, dict.fromkeys(self._election.expected))
+        # Who has not come while this process was there for a while is away, perhaps for long; at its start all are on their way.
+        is_young = now_ms - self._began_ms < GATHER_FIRST_MS
+        awaited = self._election.connected | (self._election.unheard if is_young else frozenset())
+        self._gathering = gathering = _Gathering(now_ms, dict.fromkeys(awaited))
         self._also_heard = _GATHERED
         for event in self._early.take():
             message = event.message

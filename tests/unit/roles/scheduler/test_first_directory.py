@@ -218,6 +218,43 @@ def test_an_agent_that_is_known_to_be_lost_is_not_waited_for(schedulers: int, lo
     assert [at_ms for at_ms, _ in cluster.told[:1]] == [cluster.now_ms]
 
 
+@pytest.mark.parametrize("schedulers", SCHEDULERS)
+def test_an_agent_that_has_not_come_for_long_is_not_waited_for(schedulers: int) -> None:
+    """Its node is away: each take-over would take longer for as long as that lasts."""
+    cluster = Cluster(schedulers)
+    cluster.run_until(GATHER_FIRST_MS)
+    cluster.take_over("a", "b")
+    for node in "ab":
+        cluster.grant(node)
+        cluster.slice_ready(node)
+    assert cluster.told[-1][0] == cluster.now_ms
+    assert cluster.listed[-1] == {"a", "b"}
+
+
+@pytest.mark.parametrize("is_lost_first", [True, False])
+def test_what_an_agent_said_is_not_gone_by_once_its_node_has_another_one(is_lost_first: bool) -> None:
+    cluster = Cluster(2)
+    cluster.connect("c", "c")
+    cluster.take_over("a", "b")
+    for node in "ab":
+        cluster.grant(node)
+        cluster.slice_ready(node)
+    former, following = cluster.agent("c"), PeerId("node-c/1")
+    if is_lost_first:
+        cluster.lose(former)
+    cluster.hear(
+        following,
+        NodeHello(NodeId("c"), Incarnation("1"), (), (), False, 16, "scheduler-9", BORN, True),
+    )
+    if not is_lost_first:
+        cluster.lose(former)
+    cluster.run_until(cluster.now_ms + GATHER_MS)
+    cluster.lose(following)
+    (dropped,) = cluster.hear(FRONTEND, Arrivals(ModelId("c"), 0, 1, 900.0, 0.0, 0.0, 0.0))
+    assert isinstance(dropped, Dropped)
+    assert dropped.code == "NoReplica"
+
+
 def test_a_model_waits_for_a_slice_whose_agent_said_before_that_it_is_there() -> None:
     """With a standby it says so when it connects, and again when it has granted."""
     cluster = Cluster(2)
