@@ -212,9 +212,11 @@ def host_of(address: str) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether that stands for all interfaces, or may: by a number in a spelling that only the system reads (`0.0`, `0x0`, `127.1`)."""
+    """Whether that stands for all interfaces, or may: by a number in a spelling that only the system reads (`0.0`, `0x0`, `127.1`), or in other digits."""
     return _is_ip(
-        host, "is_unspecified", host == "*" or not host or host.isdigit() or _is_number_to_the_system(host)
+        host,
+        "is_unspecified",
+        host == "*" or not host or host.isdigit() or not host.isascii() or _is_number_to_the_system(host),
     )
 
 

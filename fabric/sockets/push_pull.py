@@ -20,7 +20,7 @@ from fabric import frames
 from fabric.curve import LinkAccess, principal_of_receiver
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Incarnation, PeerId
-from fabric.ipc import IPC, is_our_socket, nearest, stream_path_of
+from fabric.ipc import IPC, check_not_foreign, nearest, stream_path_of
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
 from fabric.shared_memory import is_shared_with, memory_address
@@ -252,8 +252,8 @@ class PushPool:
             return
         address = nearest(target.addresses)
         is_by_ipc = address.startswith(IPC)
-        if is_by_ipc and not is_our_socket(address):  # what is sent would wait for whoever comes
-            raise ConfigError(f"{address}: no socket of ours is there")
+        if is_by_ipc:
+            check_not_foreign(address)
         target.is_sharing = target.is_known_here and is_by_ipc
         if is_by_ipc and not target.is_turned_away:
             target.stream = self._streams.connect(stream_path_of(address), b"")

@@ -94,6 +94,7 @@ class UnfinishedMessages:
             if max(self._turns.values(), default=0) < TURNS:
                 return 0
         self._turns = None
+        self._whole.intersection_update(self._standing)  # the kernel gives descriptors out again
         self._look_at_ms = self._clock.now_ms() + LOOK_EVERY_MS
         is_much = 2 * self._together > TOGETHER_TIMES * self._bytes_max
         by_tcp = {descriptor: one for descriptor, one in self._standing.items() if one.is_by_tcp}
@@ -133,7 +134,12 @@ class UnfinishedMessages:
 
     def _end_over(self) -> int:
         """Until each one and all together are within their bounds."""
-        begun = {descriptor: one for descriptor, one in self._standing.items() if one.unfinished}
+        # Whose message has ended since he was looked at has begun nothing that is known.
+        begun = {
+            descriptor: one
+            for descriptor, one in self._standing.items()
+            if one.unfinished and descriptor not in self._whole
+        }
         ended = [descriptor for descriptor, one in begun.items() if self._is_too_much(one)]
         together = sum(one.unfinished for one in begun.values())
         together -= sum(begun.pop(descriptor).unfinished for descriptor in ended)

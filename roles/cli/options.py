@@ -199,8 +199,12 @@ def chosen_run_dir(option: Path | None) -> RunDir:
     if option is None:
         return run_dir()
     path = option.absolute()
-    if path.exists():
+    try:
         check_ours(path, "--run-dir")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"--run-dir: {path} cannot be looked at: {error.strerror}") from error
     return RunDir(path)
 
 

@@ -62,8 +62,8 @@ def check_ours(path: Path, name: str = "the run directory") -> None:
     status = path.stat()
     if status.st_uid != os.getuid():
         raise ConfigError(
-            f"{name}: {path} belongs to user {status.st_uid}; it must belong to user {os.getuid()}, who runs this: name another one with"
-            " TENUTO_RUN_DIR or --run-dir"
+            f"{name}: {path} belongs to user {status.st_uid}; it must belong to user {os.getuid()}, who runs this: run this as its owner,"
+            " or name another one with TENUTO_RUN_DIR or --run-dir"
         )
     if status.st_mode & 0o022:
         raise ConfigError(

@@ -243,10 +243,13 @@ def speak_to_nobody(descriptor: int = 1) -> None:
 
 
 def takes_more(descriptor: int) -> bool:
-    """Whether a page that is written there now is taken at once: a pipe or terminal that nobody reads would hold us up."""
+    """Whether a page that is written there now is taken at once: a pipe or terminal that nobody reads would hold us up.
+
+    Not where the reader is gone: what is written then stays in the stream's buffer, and the interpreter ends with 120 for it.
+    """
     room = select.poll()
     room.register(descriptor, select.POLLOUT)
-    return bool(room.poll(0))
+    return any(not events & (select.POLLERR | select.POLLHUP) for _, events in room.poll(0))
 
 
 class _UnlessUnread(logging.StreamHandler[TextIO]):

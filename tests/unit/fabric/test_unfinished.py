@@ -154,6 +154,16 @@ def test_where_keys_are_asked_for_a_handshake_may_have_what_one_needs() -> None:
         assert stage.look() == 0
 
 
+def test_nobody_is_ended_for_a_message_that_has_ended_since_he_was_looked_at(stage: Stage) -> None:
+    """Of many connections each is looked at only now and then."""
+    honest, *others = (stage.connect(f"key {number}") for number in range(5))
+    for descriptor in (honest, *others):
+        stage.standing[descriptor].unfinished = HEADER_BYTES
+    stage.unfinished.ends(honest)
+    assert stage.unfinished._end_over() == 0
+    assert honest in stage.standing
+
+
 def test_many_connections_are_looked_at_in_turn(stage: Stage) -> None:
     descriptors = [stage.connect() for _ in range(150)]
     for descriptor in descriptors:

@@ -236,3 +236,8 @@ def test_who_does_not_linger_loses_what_is_in_the_runtime_directory(
         (tmp_path / "var/lib/systemd/linger").mkdir(parents=True)
         (tmp_path / "var/lib/systemd/linger" / pwd.getpwuid(os.getuid()).pw_name).touch()
     assert goes_at_logout(Path(place), tmp_path) == goes
+
+
+def test_a_directory_whose_name_is_too_long_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="cannot be looked at: File name too long"):
+        chosen_run_dir(Path("/tmp") / ("x" * 300))
