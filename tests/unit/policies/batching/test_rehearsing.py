@@ -182,7 +182,7 @@ def test_it_uses_the_better_variant_and_loses_less() -> None:
     """Fourteen models whose holds `tenuto` plans too short: deferral, or a third of the SLO, loses two thirds of what they do."""
     models = tuple(Model(f"m{number}", 1.271, 13.618, 37.0) for number in range(14))
     case, window = Case("fourteen", models, 20, 0.5), Window(4_000.0, 8_000.0)
-    arrived = case.arrivals(1, 5_350.0, window.until_ms)
+    arrived = case.arrivals(2, 5_350.0, window.until_ms)
 
     def bad_rate(discipline: Discipline) -> float:
         for model in case.models:
