@@ -18,9 +18,11 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
+from policies.batching.base import Drop, RequestRun
 from policies.batching.registry import DISCIPLINES, make_discipline
 from roles.runtime.core import Heard, Tick
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.dispatch.untried import FORGET_EVERY_MS
 from roles.scheduler.settings import SchedulerSettings
 
 MODEL = ModelId("m")
@@ -121,3 +123,19 @@ def test_a_slice_that_stays_too_slow_is_not_given_hopeless_batches_all_the_time(
     cluster.play(30_000.0)
     late = [at_ms for at_ms in cluster.runs if at_ms >= 14_000.0]
     assert len(late) <= 3, "of 100 requests, which are 3 % of the device's time"
+
+
+@pytest.mark.parametrize(
+    ("is_expired", "retry_after_ms"),
+    [(True, None), (False, None), (False, 100.0)],
+    ids=["late", "for a batch", "over its share"],
+)
+def test_whatever_the_reason_a_drop_makes_us_doubt_what_keeps_slices_idle(
+    is_expired: bool, retry_after_ms: float | None
+) -> None:
+    """Where the other slices nearly carry the load, requests are given up for a batch before any expires."""
+    batches = Cluster("deferred", lambda _: (0.0, 7.0)).core._batches
+    run = RequestRun(FrontendId("frontend-0"), 0, 1, 100.0, 0.0, 0.0)
+    batches._drop(Drop(MODEL, [run], is_expired=is_expired, retry_after_ms=retry_after_ms), 50.0, [])
+    assert batches.untried.due_at_ms == 50.0 + FORGET_EVERY_MS
+    assert batches.untried.take() == {MODEL}
