@@ -73,6 +73,12 @@ class Played:
     kills: list[Kill] = field(default_factory=list)
     remark: str = ""
 
+    @property
+    def warm_fates(self) -> list[Fate]:
+        """Of what was asked after the first second."""
+        from_ms = min((fate.at_ms for fate in self.fates), default=0.0) + COLD_MS
+        return [fate for fate in self.fates if fate.at_ms >= from_ms]
+
 
 # ---------------------------------------------------------------- kills
 
@@ -281,27 +287,26 @@ def found_in(all_played: Sequence[Played], options: argparse.Namespace) -> Figur
         *("noticed p50", "noticed p99", "others"),
     )
     for played in all_played:
-        from_ms = min((fate.at_ms for fate in played.fates), default=0.0) + COLD_MS
-        played.fates = [fate for fate in played.fates if fate.at_ms >= from_ms]
-        refused = [fate for fate in played.fates if fate.code != "ok"]
+        fates = played.warm_fates
+        refused = [fate for fate in fates if fate.code != "ok"]
         with_room = sum(fate.latency_ms < options.budget - ROOM_MS for fate in refused)
-        late = sum(fate.code == "ok" and fate.latency_ms > options.budget for fate in played.fates)
-        unanswered = sum(fate.latency_ms > options.budget + GRACE_MS for fate in played.fates)
+        late = sum(fate.code == "ok" and fate.latency_ms > options.budget for fate in fates)
+        unanswered = sum(fate.latency_ms > options.budget + GRACE_MS for fate in fates)
         failures.rows.append(
             (
                 played.role,
                 played.rate_rps,
-                len(played.fates),
+                len(fates),
                 len(refused),
                 with_room,
                 late,
                 unanswered,
             )
         )
-        gaps = p50_p99([gap_ms(played.fates, kill) for kill in played.kills])
-        firsts = p50_p99([first_ms(played.fates, kill) for kill in played.kills])
+        gaps = p50_p99([gap_ms(fates, kill) for kill in played.kills])
+        firsts = p50_p99([first_ms(fates, kill) for kill in played.kills])
         noticed = p50_p99([kill.detected_ms for kill in played.kills if kill.detected_ms is not None])
-        others = others_ratio(played.fates, played.kills)
+        others = others_ratio(fates, played.kills)
         if played.role != "rolling":
             times.rows.append((played.role, played.rate_rps, *gaps, *firsts, *noticed, others))
         codes = dict(Counter(fate.code for fate in refused)) or "none"

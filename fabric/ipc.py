@@ -105,18 +105,22 @@ def nearest(addresses: tuple[str, ...]) -> str:
 def is_our_socket(address: str) -> bool:
     """Whether a socket of our user is at an ipc address; a link is none. Raises ConfigError as `path_of` does."""
     status = _status(Path(path_of(address)))
-    return status is not None and stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
+    return status is not None and _is_our_socket(status)
 
 
 def check_not_foreign(address: str) -> None:
     """Raises ConfigError where something else than a socket of our user is at an ipc address. Nothing may be there, yet."""
     path = Path(path_of(address))
     status = _status(path)
-    if status is not None and not is_our_socket(address):
+    if status is not None and not _is_our_socket(status):
         what = "a socket" if stat.S_ISSOCK(status.st_mode) else "no socket"
         raise ConfigError(
             f"{address} is not connected to: {path} is {what} of user {status.st_uid}; it must be a socket of user {os.geteuid()}, who runs this"
         )
+
+
+def _is_our_socket(status: os.stat_result) -> bool:
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -298,9 +298,8 @@ class DealerLink(SocketLink):
                 check_not_foreign(self._connected_to)  # nobody may have been there when it connected
                 if not self._is_turned_away:
                     self._stream = self._streams.connect(stream_path_of(self._connected_to), self._identity)
-        except (
-            ConfigError
-        ) as error:  # its key is trusted no more, or another user is there; perhaps not for long
+        except ConfigError as error:
+            # Its key is trusted no more, or another user is there; perhaps not for long.
             self._why_not = f": {error}"
             self._connect_later(RECONNECT_AFTER_MS)
             return note_refused(self._counters)

@@ -62,6 +62,7 @@ class UnfinishedMessages:
         self._bytes_max = message_bytes + FRAMING_BYTES * (options.frames_max + 1) + HANDSHAKE_BYTES
         self._whole: set[int] = set()  # by which a message has ended since they were looked at
         self._turns: dict[int, int] | None = None  # messages by each, since not all could be taken
+        self._have_all_turned = False  # one of them has had so many turns; a busy link asks after each read
         self._together = 0
         self._look_at_ms = self._clock.now_ms() + LOOK_EVERY_MS
 
@@ -74,7 +75,8 @@ class UnfinishedMessages:
         """A whole message has come by that connection."""
         self._whole.add(descriptor)
         if self._turns is not None:
-            self._turns[descriptor] = self._turns.get(descriptor, 0) + 1
+            turns = self._turns[descriptor] = self._turns.get(descriptor, 0) + 1
+            self._have_all_turned |= turns >= TURNS
 
     def spoke(self, descriptor: int, key: str) -> None:
         """That public key has spoken by that connection."""
@@ -91,9 +93,9 @@ class UnfinishedMessages:
         if not is_all_taken:
             if self._turns is None:
                 self._turns = {}
-            if max(self._turns.values(), default=0) < TURNS:
+            if not self._have_all_turned:
                 return 0
-        self._turns = None
+        self._turns, self._have_all_turned = None, False
         self._whole.intersection_update(self._standing)  # the kernel gives descriptors out again
         self._look_at_ms = self._clock.now_ms() + LOOK_EVERY_MS
         is_much = 2 * self._together > TOGETHER_TIMES * self._bytes_max

@@ -179,9 +179,8 @@ def foreseen_loss(prospects: Sequence[Prospect], slices: float, opening_ratio: f
         whole += own - part
         mean += part
         variance += part * (1.0 - part)
-    if (
-        mean <= variance or slices <= deferred
-    ):  # nothing is left to chance; or it is too much, which will be measured
+    # Nothing is left to chance; or it is too much, which will be measured.
+    if mean <= variance or slices <= deferred:
         return 0.0
     bias = 1.0 - variance / mean
     all_taken = _at_least(math.ceil(slices - whole - _ROUNDING), mean / bias - 1.0, bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -146,21 +147,14 @@ def silent_lines(live: LiveFigures | None) -> list[str]:
 
 def local_streams_line(report: ClusterReport) -> str:
     """By what the roles of one host speak: docs/wire.md."""
-    connected = {
-        role_id: sum(value for name, value in counters.items() if name.endswith("local_streams"))
-        for role_id, counters in report.counters.items()
-    }
-    shown = ", ".join(f"{count:.0f} at {role_id}" for role_id, count in connected.items() if count)
+    connected = _over_links(report, "local_streams", sum)
+    shown = ", ".join(f"{count:.0f} at {role_id}" for role_id, count in connected.items())
     return f"Local streams: {shown or 'none, all goes by ZeroMQ'}"
 
 
 def keys_refused(report: ClusterReport) -> dict[str, float]:
     """By role: connections and messages that a key did not cover, on all its links; roles that refused none are left out."""
-    counted = {
-        role_id: sum(value for name, value in counters.items() if name.endswith("keys_refused"))
-        for role_id, counters in report.counters.items()
-    }
-    return {role_id: refused for role_id, refused in counted.items() if refused}
+    return _over_links(report, "keys_refused", sum)
 
 
 def keys_not_taken_over(report: ClusterReport) -> dict[str, float]:
@@ -168,10 +162,16 @@ def keys_not_taken_over(report: ClusterReport) -> dict[str, float]:
 
     All links of a role have one list.
     """
-    counted = {
-        role_id: max(
-            (value for name, value in counters.items() if name.endswith("keys_not_taken_over")), default=0.0
-        )
-        for role_id, counters in report.counters.items()
-    }
-    return {role_id: looks for role_id, looks in counted.items() if looks}
+    return _over_links(report, "keys_not_taken_over", max)
+
+
+def _over_links(
+    report: ClusterReport, counter: str, of: Callable[[Sequence[float]], float]
+) -> dict[str, float]:
+    """By role: what all its links counted by that name, put together; roles with nothing are left out."""
+    found = {}
+    for role_id, counters in report.counters.items():
+        counted = of([0.0, *(value for name, value in counters.items() if name.endswith(counter))])
+        if counted:
+            found[role_id] = counted
+    return found
