@@ -35,6 +35,18 @@ FRONTEND = FrontendId("frontend-0")
 OTHER_FRONTEND = FrontendId("frontend-1")
 SCHEDULER_AT = ("tcp://127.0.0.1:1",)
 
+
+class SteppingClock:
+    """Every look takes 10 ms, so every run does: what is decided by measured times does not depend on this machine's load."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0.0
+
+    def now_ms(self) -> float:
+        self._now_ms += 10.0
+        return self._now_ms
+
+
 ActionT = TypeVar("ActionT")
 MessageT = TypeVar("MessageT")
 

@@ -17,19 +17,9 @@ from roles.gpu_worker.executors.cut import CutError, Stage, Traced
 from roles.gpu_worker.executors.loaders.base import UserModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import ProfiledModel
+from tests.worker_builders import SteppingClock
 
 CLOCK = MonotonicClock()
-
-
-class Even:
-    """A clock by which all layers take equally long, so that where a model is cut does not depend on this machine's load."""
-
-    def __init__(self) -> None:
-        self._at_ms = 0.0
-
-    def now_ms(self) -> float:
-        self._at_ms += 1.0
-        return self._at_ms
 
 
 CPU = torch.device("cpu")
@@ -154,7 +144,7 @@ def weights(stage: Stage) -> set[str]:
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_transformer_answers_the_same_in_so_many_stages(count: int) -> None:
     model, traced = bert()
-    stages = traced.cut(traced.balanced(count, Even()))
+    stages = traced.cut(traced.balanced(count, SteppingClock()))
     assert len(stages) == count
     for size in (1, 3):
         ids = torch.randint(0, 100, (size, 8), generator=torch.Generator().manual_seed(size))
@@ -172,7 +162,7 @@ def test_a_transformer_answers_the_same_in_so_many_stages(count: int) -> None:
 def test_a_classifier_of_torchvision_answers_the_same_in_so_many_stages() -> None:
     model = load_model(LoaderSpec(zoo="torchvision", arch="resnet18"), CPU).model
     traced = Traced(model, {"image": torch.zeros(3, 64, 64)})
-    stages = traced.cut(traced.balanced(3, Even()))
+    stages = traced.cut(traced.balanced(3, SteppingClock()))
     assert [len(stage.takes) for stage in stages] == [1, 1, 1], "one activation goes on, and nothing else"
     check_same(model, stages, {"image": torch.randn(2, 3, 64, 64)})
 
@@ -192,7 +182,7 @@ def test_a_transformer_is_cut_where_the_user_says() -> None:
 def test_a_users_class_answers_the_same_in_so_many_stages(make: type[Chain], count: int) -> None:
     model = make()
     traced = Traced(model, model.example())
-    stages = traced.cut(traced.balanced(count, Even()))
+    stages = traced.cut(traced.balanced(count, SteppingClock()))
     for size in (1, 4):
         check_same(model, stages, {"x": torch.randn(size, 6)})
 
@@ -212,7 +202,7 @@ def test_what_cannot_be_cut_is_said() -> None:
     with pytest.raises(
         CutError, match=f"it has {layers} layers, which cannot be 60 stages; at most {layers}"
     ):
-        traced.balanced(60, Even())
+        traced.balanced(60, SteppingClock())
     with pytest.raises(CutError, match=r"no module 'bert.encoder.layer.7'; did you mean 'bert.encoder.layer"):
         traced.begun_at(["bert.encoder.layer.7"])
     with pytest.raises(CutError, match="another one begins there, or behind it"):

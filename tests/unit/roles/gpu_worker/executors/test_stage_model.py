@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors.base import Part
 from roles.gpu_worker.executors.cut import CutError
@@ -19,8 +18,8 @@ from roles.gpu_worker.executors.loaders.base import LoadedModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.stage_model import load_first, load_later
 from tests.models.chain import BLOCKS, WIDTH
+from tests.worker_builders import SteppingClock
 
-CLOCK = MonotonicClock()
 CPU = torch.device("cpu")
 CHAIN = LoaderSpec(python="tests.models.chain:Chain")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -40,7 +39,7 @@ def quiet_export() -> None:
 
 
 def loaded(spec: LoaderSpec, stages: int) -> list[LoadedModel]:
-    first, part = load_first(spec, CPU, stages, CLOCK)
+    first, part = load_first(spec, CPU, stages, SteppingClock())
     later = [load_later(spec, CPU, Part(k, part.first_layers, part.digest)) for k in range(1, stages)]
     return [first, *later]
 
@@ -74,7 +73,7 @@ def test_stages_answer_together_what_the_whole_does_and_each_holds_its_own_part(
     with torch.inference_mode():
         expected = whole.model.infer(dict(batch))["y"]
     del whole
-    first, part = load_first(CHAIN, CPU, stages, CLOCK)
+    first, part = load_first(CHAIN, CPU, stages, SteppingClock())
     own = [alive() - before]
     models = [first]
     for stage in range(1, stages):
@@ -97,14 +96,14 @@ def test_half_precision_travels_between_stages_and_answers_the_same() -> None:
 
 def test_a_model_that_is_another_one_each_time_is_not_served_in_parts() -> None:
     restless = LoaderSpec(python="tests.models.chain:Restless")
-    _, part = load_first(restless, CPU, 2, CLOCK)
+    _, part = load_first(restless, CPU, 2, SteppingClock())
     with pytest.raises(CutError, match="other weights, or another structure, each time it is loaded"):
         load_later(restless, CPU, Part(1, part.first_layers, part.digest))
 
 
 def test_a_model_whose_parts_answer_otherwise_is_not_served_in_parts() -> None:
     with pytest.raises(CutError, match="do not give the same 'y' as the whole: does it draw at random"):
-        load_first(LoaderSpec(python="tests.models.chain:Moody"), CPU, 2, CLOCK)
+        load_first(LoaderSpec(python="tests.models.chain:Moody"), CPU, 2, SteppingClock())
 
 
 def test_the_user_says_where_stages_begin_and_for_how_many_gpus() -> None:
@@ -114,4 +113,4 @@ def test_the_user_says_where_stages_begin_and_for_how_many_gpus() -> None:
     block = WIDTH * WIDTH + WIDTH
     assert sizes == [block, 3 * block, block]
     with pytest.raises(CutError, match="says where 3 stages begin; it has 2 GPUs"):
-        load_first(at, CPU, 2, CLOCK)
+        load_first(at, CPU, 2, SteppingClock())

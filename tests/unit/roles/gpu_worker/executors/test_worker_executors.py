@@ -37,7 +37,7 @@ from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from roles.runtime.loop.mailbox import Mailbox
-from tests.worker_builders import MODEL, SLICE, model_spec, slice_spec
+from tests.worker_builders import MODEL, SLICE, SteppingClock, model_spec, slice_spec
 
 CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
@@ -57,17 +57,6 @@ def user_slice(name: str = "Doubler", batch_size_max: int = 4, slo_ms: float = 6
     loader = LoaderSpec(python=f"{MODELS}:{name}")
     model = model_spec(loader=loader, batch_size_max=batch_size_max, slo_ms=slo_ms)
     return slice_spec(models=[model], device="cpu")
-
-
-class SteppingClock:
-    """Every look takes 10 ms, so every run does."""
-
-    def __init__(self) -> None:
-        self._now_ms = 0.0
-
-    def now_ms(self) -> float:
-        self._now_ms += 10.0
-        return self._now_ms
 
 
 # ---------------------------------------------------------------- sorting out
