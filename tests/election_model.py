@@ -2,7 +2,7 @@
 
 A state is the cores, what is on the agents' disks, and the messages under way. From each state every step is taken: any
 message arrives (in any order; one that never does is lost), what it makes an agent write is written or is not, an
-agent or a scheduler starts anew, a connection is closed, time goes on to the next moment of any core, and a scheduler
+agent or a scheduler starts anew, the active scheduler hands over to another, a connection is closed, time goes on to the next moment of any core, and a scheduler
 that is due ticks (or does not yet: it is stopped, or slow; an agent that is late is one whose messages are). States that
 differ only in the hour, or in which agent is which, are one.
 """
@@ -43,6 +43,7 @@ class Rules:
     agents: int = 3
     restarts: int = 1
     closes: int = 1
+    handovers: int = 0
     under_way_max: int = 12
 
 
@@ -55,6 +56,15 @@ class Letter:
     scheduler: int
     scheduler_born: int
     message: LeaseAsked | LeaseReport
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A `TakeOver` under way: to which process of which scheduler."""
+
+    scheduler: int
+    scheduler_born: int
+    epoch: int
 
 
 class Wrong(AssertionError):
@@ -82,6 +92,8 @@ class Cluster:
         """Epochs that were active, and the scheduler's number and incarnation."""
         self.restarts_left = rules.restarts
         self.closes_left = rules.closes
+        self.handovers_left = rules.handovers
+        self.words: frozenset[Word] = frozenset()
         self.has_closed = False
         for agent in range(rules.agents):
             for scheduler in range(rules.schedulers):
@@ -109,6 +121,9 @@ class Cluster:
                     yield f"cannot be written: {letter}", failed
                     new._written(letter, is_written=True)
                 yield f"arrives: {letter}", new
+        for word in self.words:
+            if word.scheduler_born == self.schedulers_born[word.scheduler]:
+                yield f"arrives: {word}", self._after(Cluster._told_to_take_over, word)
         moments = [one.wake_at_ms for one in self.schedulers]
         moments += [at_ms for one in self.agents if (at_ms := one.wake_at_ms) is not None]
         later = [at_ms for at_ms in moments if self.now_ms < at_ms < math.inf]
@@ -117,6 +132,11 @@ class Cluster:
         for number, one in enumerate(self.schedulers):
             if one.wake_at_ms <= self.now_ms:
                 yield f"scheduler {number} ticks", self._after(Cluster._tick_scheduler, number)
+        for number, one in enumerate(self.schedulers):
+            if self.handovers_left and one.state is ElectionState.ACTIVE and not one.is_leaving:
+                yield f"scheduler {number} hands over", self._after(Cluster._hand_over, number)
+            if one.is_leaving and not self.restarts_left:
+                yield f"scheduler {number} ends", self._after(Cluster._restart_scheduler, number)
         if self.restarts_left:
             for agent in range(len(self.agents)):
                 yield f"agent {agent} starts anew", self._after(Cluster._restart_agent, agent)
@@ -153,8 +173,12 @@ class Cluster:
         if is_written:
             self.disks[letter.agent] = record
         report = self._begun(letter.agent).kept(LeaseKept(record, is_written), self.now_ms)
-        if report is not None:
-            self._report(letter.agent, letter.scheduler, report)
+        if report is None:
+            return
+        self._report(letter.agent, letter.scheduler, report)
+        if is_written:
+            for number in set(range(len(self.schedulers))) - {letter.scheduler}:
+                self._greet(letter.agent, number)
 
     def _wait(self, until_ms: float) -> None:
         self.now_ms = until_ms
@@ -172,8 +196,19 @@ class Cluster:
         for number in range(len(self.schedulers)):
             self._greet(agent, number)
 
+    def _hand_over(self, number: int) -> None:
+        """To the next one; the process stays until it ends, or is started anew."""
+        self.handovers_left -= 1
+        one, heir = self.schedulers[number], (number + 1) % len(self.schedulers)
+        one.leave()
+        self.words |= {Word(heir, self.schedulers_born[heir], one.epoch)}
+
+    def _told_to_take_over(self, word: Word) -> None:
+        self.words -= {word}
+        self._act(word.scheduler, self.schedulers[word.scheduler].take_over(word.epoch, self.now_ms))
+
     def _restart_scheduler(self, number: int) -> None:
-        self.restarts_left -= 1
+        self.restarts_left -= not self.schedulers[number].is_leaving
         self.schedulers_born[number] += 1
         self.schedulers[number] = self._election(number, self.schedulers_born[number])
         for agent in range(len(self.agents)):
@@ -271,8 +306,9 @@ class Cluster:
             commanders = [n for n in active if self.schedulers[n].epoch == lease.epoch]
             if len(commanders) > 1:
                 raise Wrong(f"schedulers {commanders} command the workers of agent {agent}")
-        if not self.has_closed and self.electorate.has_standby and len(active) > 1:
-            raise Wrong(f"schedulers {active} are active")
+        staying = [number for number in active if not self.schedulers[number].is_leaving]
+        if not self.has_closed and self.electorate.has_standby and len(staying) > 1:
+            raise Wrong(f"schedulers {staying} are active")
         for number in active:
             rivals = [n for n in active if self._reach(n) >= self.electorate.needed]
             if len(rivals) > 1 and self.electorate.has_standby:
@@ -303,11 +339,22 @@ class Cluster:
             for number, lease in enumerate(self.agents)
         ]
         schedulers = tuple(
-            (one.state, one.epoch, one._asking, *(_since(at_ms, now_ms) for at_ms in _moments(one)))
+            (
+                one.state,
+                one.epoch,
+                one._asking,
+                one._in_place_of,
+                one.is_leaving,
+                *(_since(at_ms, now_ms) for at_ms in _moments(one)),
+            )
             for one in self.schedulers
         )
-        limits = (self.restarts_left, self.closes_left, self.has_closed, tuple(self.schedulers_born))
-        return frozenset(Counter(agents).items()), schedulers, self.owners, limits
+        limits = (self.restarts_left, self.closes_left, self.handovers_left, self.has_closed)
+        words = frozenset(
+            one for one in self.words if one.scheduler_born == self.schedulers_born[one.scheduler]
+        )
+        born = tuple(self.schedulers_born)
+        return frozenset(Counter(agents).items()), schedulers, self.owners, words, born, limits
 
     def _seen(self, one: Election, number: int) -> object:
         """What a scheduler knows of an agent."""
@@ -379,20 +426,26 @@ def _moments(one: Election) -> tuple[float, ...]:
         one._not_before_ms,
         one._overdue_at_ms,
         one._renew_at_ms,
+        one._asked_at_ms,
     )
 
 
 def _said(message: LeaseAsked | LeaseReport) -> tuple[object, ...]:
     """Of whom and to whom is known."""
     if isinstance(message, LeaseAsked):
-        return message.epoch, message.number
+        return message.epoch, message.number, message.in_place_of
     return message.epoch, message.holder_id, message.incarnation, message.is_free, message.number
 
 
 def main() -> None:
     """Go deeper than the suite does: `python -m tests.election_model DEPTH [SECONDS]`, about five times the states with each step."""
     depth, limit_s = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else math.inf
-    for rules in (Rules(restarts=0, closes=0), Rules(restarts=1, closes=0), Rules(restarts=0, closes=1)):
+    for rules in (
+        Rules(restarts=0, closes=0),
+        Rules(restarts=1, closes=0),
+        Rules(restarts=0, closes=1),
+        Rules(restarts=0, closes=0, handovers=1),
+    ):
         for name, start in (("from the start", Cluster(rules)), ("from one that serves", served(rules))):
             began_ms = CLOCK.now_ms()
             for layers in range(4, depth + 1):

@@ -20,7 +20,8 @@ from roles.frontend.shell import FrontendOptions, run_frontend
 from roles.node_agent.shell import AgentOptions, run_node_agent
 from roles.runtime.process import StopSignal, die_with_parent, set_up_logging
 from roles.scheduler.planning.start_config import Written
-from roles.scheduler.shell import SchedulerAddresses, run_scheduler
+from roles.scheduler.shell import run_scheduler
+from roles.scheduler.surroundings import SchedulerAddresses
 
 
 def main() -> int:

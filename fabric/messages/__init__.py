@@ -98,6 +98,7 @@ from fabric.messages.leases import (
     LeaseReport as LeaseReport,
     PlanCopy as PlanCopy,
     SchedulerHello as SchedulerHello,
+    TakeOver as TakeOver,
 )
 from fabric.messages.models import (
     LEAVING_TERM as LEAVING_TERM,

@@ -32,7 +32,7 @@ from fabric.messages.frontend_scheduler import (
     Withdraw,
 )
 from fabric.messages.frontend_worker import BatchFailed, Inputs, InputsReturned, Outputs
-from fabric.messages.leases import EpochGranted, LeaseAsked, LeaseReport, PlanCopy, SchedulerHello
+from fabric.messages.leases import EpochGranted, LeaseAsked, LeaseReport, PlanCopy, SchedulerHello, TakeOver
 from fabric.messages.operator import (
     Changed,
     DrainAsked,
@@ -115,6 +115,7 @@ AnyMessage = (
     | LeaseReport
     | SchedulerHello
     | PlanCopy
+    | TakeOver
     | EpochGranted
     | RecordsAsked
     | RequestsRemembered

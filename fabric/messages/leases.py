@@ -7,12 +7,16 @@ from fabric.messages.base import Addresses, Message
 
 
 class LeaseAsked(Message, frozen=True, tag=44):
-    """Scheduler -> agent: grant me that epoch, or hold the lease of it longer. `number` counts what it asked."""
+    """Scheduler -> agent: grant me that epoch, or hold the lease of it longer. `number` counts what it asked.
+
+    `in_place_of`: the epoch whose holder gave its lease up to the asker (`TakeOver`); 0: nobody did.
+    """
 
     scheduler_id: str
     incarnation: Incarnation
     epoch: int
     number: int
+    in_place_of: int = 0
 
 
 class LeaseReport(Message, frozen=True, tag=45):
@@ -47,6 +51,12 @@ class PlanCopy(Message, frozen=True, tag=47):
     number: int
     digest: str
     document: str
+
+
+class TakeOver(Message, frozen=True, tag=92):
+    """Active scheduler -> standby: I end, and am active no more; take my lease, of that epoch, before it ends by itself."""
+
+    epoch: int
 
 
 class EpochGranted(Message, frozen=True, tag=55):

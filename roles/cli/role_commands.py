@@ -108,7 +108,8 @@ def scheduler(
     with importing():
         from roles.cli.scheduler_with_frontend import run_on_one_loop  # noqa: PLC0415  only this command needs it
         from roles.scheduler.planning.start_config import Written  # noqa: PLC0415  likewise
-        from roles.scheduler.shell import Recording, run_scheduler  # noqa: PLC0415  likewise
+        from roles.scheduler.shell import run_scheduler  # noqa: PLC0415  likewise
+        from roles.scheduler.surroundings import Recording  # noqa: PLC0415  likewise
 
     document, config = load_document(file, text=said)
     written = Written(config, document, file.parent)

@@ -11,9 +11,12 @@ from typing import Any
 from fabric.errors import ConfigError
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.loop.driver import Role, run_roles
+from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.process import StopSignal
+from roles.runtime.process_events import StopAsked
 from roles.scheduler.planning.start_config import Written
-from roles.scheduler.shell import HERE_ALONE, Recording, SchedulerAddresses, SchedulerShell
+from roles.scheduler.shell import SchedulerShell
+from roles.scheduler.surroundings import HERE_ALONE, Recording, SchedulerAddresses
 
 
 def run_on_one_loop(
@@ -25,7 +28,10 @@ def run_on_one_loop(
     number: int = 0,
 ) -> None:
     """Serve until told to stop and all is answered; see both shells. Either's end is the other's. `number`: the scheduler's."""
-    scheduler_shell = SchedulerShell(written, frontend.run_dir, recording, addresses, number=number)
+    leaving: Mailbox[StopAsked] = Mailbox()
+    scheduler_shell = SchedulerShell(
+        written, frontend.run_dir, recording, addresses, number=number, stop=leaving
+    )
     try:
         try:
             frontend_shell = FrontendShell(frontend, stop, scheduler_shell.link, number)
@@ -37,7 +43,10 @@ def run_on_one_loop(
             scheduler_shell.announce()
             roles: list[Role[Any, Any]] = [frontend_shell.role, scheduler_shell.role]
             run_roles(roles, lambda: frontend_shell.is_drained, scheduler_shell.on_defect.end)
+            leaving.post(StopAsked())
+            run_roles(roles, lambda: scheduler_shell.has_left, scheduler_shell.on_defect.end)
         finally:
             frontend_shell.close()
     finally:
         scheduler_shell.close()
+        leaving.close()

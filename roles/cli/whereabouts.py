@@ -34,7 +34,7 @@ from roles.runtime.process import read_run_file
 if TYPE_CHECKING:
     from roles.frontend.shell import FrontendOptions
     from roles.node_agent.shell import AgentOptions
-    from roles.scheduler.shell import SchedulerAddresses
+    from roles.scheduler.surroundings import SchedulerAddresses
 
 
 class Whereabouts:
@@ -68,7 +68,7 @@ class Whereabouts:
 
         `metrics`: where its page of metrics is, instead of where the file says. Raises ConfigError where nobody can listen.
         """
-        from roles.scheduler.shell import SchedulerAddresses  # noqa: PLC0415  not every role needs it
+        from roles.scheduler.surroundings import SchedulerAddresses  # noqa: PLC0415  not every role needs it
 
         page = self._metrics(scheduler_id(number), metrics)
         if not self._is_placed:

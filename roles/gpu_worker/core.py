@@ -287,11 +287,13 @@ class WorkerCore:
         if self._stop_by_ms is not None:
             return []
         is_another, self._registration.epoch = epoch != self._registration.epoch, epoch
+        # What the former one granted, and what it told us of that, came by different ways: the latter comes no more.
+        actions = self._return_early(math.inf, "its scheduler was replaced") if is_another else []
         if addresses and addresses != self._scheduler_addresses:
             self._scheduler_addresses = addresses
             self._registration.scheduler_gone()
-            return [JoinScheduler(addresses, self._heartbeats)]
-        return [*self._registration.epoch_changed(now_ms)] if is_another else []
+            return [*actions, JoinScheduler(addresses, self._heartbeats)]
+        return [*actions, *self._registration.epoch_changed(now_ms)] if is_another else actions
 
     def _refuse_epoch(self, message: AnyMessage) -> list[WorkerAction]:
         """Of a scheduler that is the active one no more, or not yet for our agent. What it granted goes back."""

@@ -17,7 +17,7 @@ share processes, up to 64 in one (`wanted.py`).
 - Every start has a fresh worker id, so words of a dead process are never taken for those of its successor.
 - The scheduler is greeted until it answers with a `DesiredSlices`: what is sent without a connection is lost.
 - Of several schedulers the one that holds this agent's lease (`lease.py`) is listened to; the others are greeted once,
-  and hear when the lease is free.
+  and hear when the lease is free. Where one hands over to the next, the workers obey the former until the latter commands.
 - Workers of a former agent of this host (`workers/orphans.py`) are adopted when they say hello with what they host, under the
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
   settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
@@ -145,6 +145,8 @@ class NodeAgentCore:
         """Addresses of those that were found."""
         self._followed: PeerId | None = None
         """Who `SCHEDULER` is: the lease's holder, or who was found first."""
+        self._successor: PeerId | None = None
+        """The lease's holder, while it has commanded nothing yet and the one before it, which gave it the lease, may serve on."""
         self._workers.epoch = self._lease.epoch
         self._checks = AgentPeerChecks(self._workers, self._orphans.waited_for, self._schedulers, self._lease)
         self._wanted: dict[SliceId, SliceSpec] = {}
@@ -238,6 +240,7 @@ class NodeAgentCore:
         workers, addresses = self._workers, self._schedulers[peer]
         is_new = (workers.scheduler_addresses, workers.epoch) != (addresses, self._lease.epoch)
         workers.scheduler_addresses, workers.epoch = addresses, self._lease.epoch
+        self._successor = None
         if peer != self._followed:
             self._followed = peer
             if peer != SCHEDULER:
@@ -247,6 +250,10 @@ class NodeAgentCore:
                 workers.tell_the_epoch(worker)
 
     def _on_scheduler(self, peer: PeerId, message: AnyMessage, epoch: int, now_ms: float) -> None:
+        if self._successor is not None and epoch == self._lease.epoch:
+            self._follow(self._successor)
+            self._hello_at_ms = now_ms + HELLO_EVERY_MS  # it has heard one, unless it was lost
+            self._tell_of_gpus()
         if isinstance(message, LeaseAsked):
             self._on_lease_asked(peer, message, now_ms)
             return
@@ -276,6 +283,9 @@ class NodeAgentCore:
             return
         self._actions.append(Send(SCHEDULER, self._introduction(now_ms)))
         self._hello_at_ms = now_ms + HELLO_EVERY_MS
+        self._tell_of_gpus()
+
+    def _tell_of_gpus(self) -> None:
         if self._daemons.listed():
             self._watch.tell()
 
@@ -319,7 +329,10 @@ class NodeAgentCore:
         # To the scheduler first: it hears of its epoch before the workers do whom it will command.
         self._actions.append(Send(holder, report))
         self._tell_schedulers(now_ms, but=holder)  # who takes it for free would ask for it soon
-        if holder in self._schedulers:
+        if holder in self._schedulers and self._lease.is_handed_over:
+            self._successor = holder
+            self._actions.append(Send(holder, self._introduction(now_ms)))
+        elif holder in self._schedulers:
             self._follow(holder)
             self._hello(now_ms)
 

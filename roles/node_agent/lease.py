@@ -1,7 +1,7 @@
 """Whose commands count on this node: the highest epoch that the agent granted, and until when no other gets one.
 
 The agent grants an epoch if it is higher than all it granted before, and the scheduler that holds the lease has not
-renewed it for `LEASE_MS`, or its connection was closed, or it asks itself. What is granted is written down before
+renewed it for `LEASE_MS`, or its connection was closed, or it asks itself, or gave it up to the asker. What is granted is written down before
 it is answered (`KeepLease`, `LeaseKept`), so that no restart takes it back: an agent that starts again counts the
 lease that it finds as granted just now.
 
@@ -50,6 +50,8 @@ class LeaseGrants:
 
     def __init__(self, node_id: NodeId, record: LeaseRecord = NO_LEASE) -> None:
         self.record = record
+        self.is_handed_over = False
+        """Its holder was granted it in the place of one that may serve on until it commands."""
         self._node_id = node_id
         # None: granted before we started, so from the first event on it counts as granted then.
         self._until_ms: float | None = None if record.epoch else 0.0
@@ -80,7 +82,11 @@ class LeaseGrants:
         elif (
             asked.epoch > record.epoch
             and self._asked is None
-            and (self.is_free(now_ms) or asked.scheduler_id == record.holder_id)
+            and (
+                self.is_free(now_ms)
+                or asked.scheduler_id == record.holder_id
+                or asked.in_place_of == record.epoch
+            )
         ):
             self._asked, self._is_asker_gone = asked, False
             return KeepLease(LeaseRecord(Epoch(asked.epoch), asked.scheduler_id, asked.incarnation))
@@ -96,6 +102,7 @@ class LeaseGrants:
         asked, self._asked = self._asked, None
         assert asked is not None, "it is written because somebody asked"
         if kept.is_written:
+            self.is_handed_over = 0 < asked.in_place_of == self.record.epoch
             self.record = kept.record
         elif not self._is_held_by(asked):
             return None

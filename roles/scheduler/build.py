@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import os
+from typing import Final
+
+from msgspec.structs import replace
+
+from fabric.ids import BatchId
 from policies.batching.per_subcluster import per_subcluster
 from policies.batching.registry import make_discipline
 from roles.config.cluster import PolicyChoice
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings
+
+# Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
+FIRST_GUARD_MS: Final = 2.0
+FIRST_TRANSFER_MS: Final = 5.0
+
+
+def begun_anew(settings: SchedulerSettings, role_id: str, first_batch_id: BatchId) -> SchedulerSettings:
+    """A plan's settings, for this process to begin with."""
+    return replace(
+        settings,
+        role_id=role_id,
+        pid=os.getpid(),
+        guard_ms=FIRST_GUARD_MS,
+        transfer_ms=FIRST_TRANSFER_MS,
+        first_batch_id=first_batch_id,
+    )
 
 
 def scheduler_core(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fabric.curve import CONTROL_KINDS, guarded
@@ -26,9 +26,9 @@ from fabric.messages import (
     RehearsalAsked,
     SchedulerHello,
     StatusListed,
+    TakeOver,
 )
 from fabric.outbox import Outbox
-from roles.config.cluster import ClusterConfig
 from roles.runtime.core import PLANNER, REHEARSER, SCHEDULER, Send
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
@@ -40,16 +40,18 @@ from roles.runtime.loop.sources import Source, TranslatedSource, WatchedLinkSour
 from roles.runtime.metrics.common import about_process, about_role, other_events, page_server
 from roles.runtime.metrics.snapshot import SnapshotAsked
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
+from roles.runtime.process_events import StopAsked
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
     CopyPlan,
     KeepPlan,
+    PrepareCore,
     ReplicaAction,
     ReplicaEvent,
     ReplicaSettings,
     SchedulerReplica,
 )
-from roles.scheduler.build import scheduler_core
+from roles.scheduler.build import begun_anew, scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.desired_state import ControllerSettings
@@ -57,39 +59,28 @@ from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings
-from roles.scheduler.surroundings import SchedulerSurroundings
-
-# Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
-FIRST_GUARD_MS = 2.0
-FIRST_TRANSFER_MS = 5.0
-
-
-class Recording(Struct, frozen=True):
-    """Where to keep a journal, and how large it may become."""
-
-    path: Path
-    bytes_max: int
+from roles.scheduler.surroundings import (
+    HERE_ALONE,
+    Recording,
+    SchedulerAddresses,
+    SchedulerSurroundings,
+    configured_addresses,
+)
 
 
-class SchedulerAddresses(Struct, frozen=True):
-    """`control`: where this scheduler serves beside its ipc address and `listen.control`.
+class Prepared(NamedTuple):
+    """A core that has heard nothing yet, and the plan that it is of."""
 
-    `elsewhere`: of the schedulers on other hosts, by role id; those of this host are found in the run directory.
-    """
-
-    control: Sequence[str] = ()
-    elsewhere: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    metrics: str | None = None
-    """HOST:PORT of its page of metrics; None: it has none."""
-
-
-HERE_ALONE = SchedulerAddresses()
+    core: SchedulerCore
+    settings: SchedulerSettings
+    planning: ControllerSettings
+    settled: PlanCopy
 
 
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`. Raises ConfigError for a plan that
+    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`, until it has left as `stop` told it to. Raises ConfigError for a plan that
     cannot be, an address in use, or a journal that may not be written.
     """
 
@@ -101,6 +92,7 @@ class SchedulerShell:
         addresses: SchedulerAddresses = HERE_ALONE,
         number: int = 0,
         surroundings: SchedulerSurroundings | None = None,
+        stop: Source[StopAsked] | None = None,
     ) -> None:
         if recording is not None:
             require_journal(recording.path)
@@ -135,6 +127,11 @@ class SchedulerShell:
         self._settled: PlanCopy | None = None
         """The plan that the core settled last; at first, that it began with. Its epoch is the present one only in `_copy`."""
         self._core: SchedulerCore | None = None
+        """The active scheduler's."""
+        self._made: SchedulerCore | None = None
+        """The core that was made last."""
+        self._prepared: Prepared | None = None
+        """Of the plan that was kept last."""
         self._journal: Journal | None = None
         keys = config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
@@ -142,7 +139,7 @@ class SchedulerShell:
             [
                 RunDir(run_dir).ipc_address(f"{role_id}.control"),
                 *addresses.control,
-                *_configured(config, number),
+                *configured_addresses(config, number),
             ],
             guard=guarded(keyring, CONTROL_KINDS),
         )
@@ -180,6 +177,7 @@ class SchedulerShell:
                 self._rehearser,
                 *self._others.values(),
                 *asked,
+                *(() if stop is None else (stop,)),
             ],
             self._perform,
             self._end_turn,
@@ -196,6 +194,11 @@ class SchedulerShell:
         write_run_file(self._run_dir, self._run_file)
         log.info("scheduler_serving address=%s stands_by=%s", self.link.addresses[0], self._core is None)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it was asked to stop, and may."""
+        return self._replica.has_left
+
     def close(self) -> None:
         """Give everything back."""
         remove_run_file(self._run_dir, self._run_file)
@@ -208,19 +211,20 @@ class SchedulerShell:
             other.close()
         self.link.close()
 
-    def _make_core(self) -> MessageCore:
-        """A fresh one, of the newest plan that is known here."""
+    def _prepare(self) -> Prepared:
+        """A core of the newest plan that is known here."""
         settings, planning = self._kept.read() or self._first or self._written.first_plan()
-        self._settled = self._copy_of(settings, planning, 0)
-        settings = replace(
-            settings,
-            role_id=self._role_id,
-            pid=os.getpid(),
-            guard_ms=FIRST_GUARD_MS,
-            transfer_ms=FIRST_TRANSFER_MS,
-            first_batch_id=self._surroundings.first_batch_id(),
-        )
-        self._core = core = scheduler_core(settings, self._config.batching, planning)
+        settled = self._copy_of(settings, planning, 0)
+        settings = begun_anew(settings, self._role_id, self._surroundings.first_batch_id())
+        core = scheduler_core(settings, self._config.batching, planning)
+        return Prepared(core, settings, planning, settled)
+
+    def _make_core(self) -> MessageCore:
+        """A fresh one, of the newest plan."""
+        core, settings, planning, self._settled = self._prepared or self._prepare()
+        self._made, self._prepared = core, None
+        if self._is_alone:
+            self._core = core
         log.info("plan_begins models=%d slices=%d", len(settings.models), len(settings.slices))
         for model_id, reason in settings.unplaced.items():
             log.warning("model_unplaced model=%s reason=%r", model_id, reason)
@@ -237,13 +241,21 @@ class SchedulerShell:
             case CopyPlan(peers):
                 self._send_copy(peers, self._copy())
             case KeepPlan(copy):
+                self._prepared = None
                 self._kept.keep(copy)
+            case PrepareCore():
+                self._prepared = self._prepare()
             case EpochTaken(epoch):
                 self._outbox.flush()  # what was decided before has the epoch of then
                 self.link.epoch = epoch
+                self._core = self._made
                 log.info("scheduler_active epoch=%d", epoch)
-            case LeaseLapsed():
-                log.warning("scheduler_stands_by epoch=%d: its lease has lapsed", self.link.epoch)
+            case LeaseLapsed(is_handed_over):
+                self._outbox.flush()  # what was decided before is on its way before anything here takes long
+                if is_handed_over:
+                    log.info("scheduler_handed_over epoch=%d", self.link.epoch)
+                else:
+                    log.warning("scheduler_stands_by epoch=%d: its lease has lapsed", self.link.epoch)
                 self._core = None
                 self._planner.abandon()
                 self._rehearser.abandon()
@@ -340,7 +352,7 @@ class SchedulerShell:
         """
         if isinstance(message, Directory | DesiredSlices):
             self._heard.give_up(peer)
-        elif isinstance(message, PlanCopy | SchedulerHello):
+        elif isinstance(message, PlanCopy | SchedulerHello | TakeOver):
             self._replica.refused(peer, message, self._clock.now_ms())
 
     def _end_turn(self) -> None:
@@ -356,7 +368,9 @@ class SchedulerShell:
             if controller.is_steady and controller.settled != self._settled.number:
                 self._settled = self._copy_of(core.settings(), controller.settings(), controller.settled)
             epoch = self._replica.epoch  # until one is granted another plan would count for more
-            if epoch != NO_EPOCH and kept.is_due(epoch, self._settled.number, self._clock):
+            # An epoch that began with this plan is of use at once, and the plan is on the disk with the one before.
+            may_wait = not self._replica.is_open and not self._settled.number
+            if epoch != NO_EPOCH and not may_wait and kept.is_due(epoch, self._settled.number, self._clock):
                 # Before anybody hears that it is settled.
                 copy = self._copy()
                 kept.write(copy, self._clock.now_ms())
@@ -372,19 +386,10 @@ def run_scheduler(
     addresses: SchedulerAddresses = HERE_ALONE,
     number: int = 0,
 ) -> None:
-    """Serve until told to stop; see `SchedulerShell`."""
-    shell = SchedulerShell(written, run_dir, recording, addresses, number)
+    """Serve until told to stop, and another one goes on if one stands by; see `SchedulerShell`."""
+    shell = SchedulerShell(written, run_dir, recording, addresses, number, stop=stop)
     try:
         shell.announce()
-        run_roles([shell.role], lambda: stop.is_set, shell.on_defect.end, (stop.fileno(),))
+        run_roles([shell.role], lambda: shell.has_left, shell.on_defect.end)
     finally:
         shell.close()
-
-
-def _configured(config: ClusterConfig, number: int) -> list[str]:
-    """Where the file says; scheduler i listens i ports above, as frontends do, and 0 stays 0."""
-    control = config.listen.control
-    if control is None:
-        return []
-    host, _, port = control.rpartition(":")
-    return [control if port == "0" or not number else f"{host}:{int(port) + number}"]

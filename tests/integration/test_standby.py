@@ -20,7 +20,8 @@ from roles.runtime.core import Tick
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import look
 from roles.scheduler.planning.start_config import Written
-from roles.scheduler.shell import Recording, SchedulerShell
+from roles.scheduler.shell import SchedulerShell
+from roles.scheduler.surroundings import Recording
 from tests.integration.proc import processes_naming, until
 from tests.integration.steady_load import steady_load
 from tests.integration.test_cli import tenuto

@@ -36,6 +36,10 @@ def test_from_the_start_of_a_cluster(rules: Rules, depth: int, states_min: int) 
         (Rules(restarts=1, closes=0), 6, 1_000),
         (Rules(restarts=0, closes=1), 6, 1_000),
         (Rules(agents=1, restarts=1, closes=1), 6, 500),
+        (Rules(restarts=0, closes=0, handovers=1), 8, 1_000),
+        (Rules(restarts=1, closes=0, handovers=1), 6, 1_000),
+        (Rules(restarts=0, closes=1, handovers=1), 6, 1_000),
+        (Rules(agents=1, restarts=0, closes=0, handovers=1), 9, 500),
     ],
     ids=str,
 )
@@ -54,6 +58,23 @@ def test_an_agent_that_forgets_what_it_granted_is_found() -> None:
 
     with pytest.raises(Wrong, match="not on its disk"):
         explore(Forgetful(Rules(restarts=1, closes=0)), 7)
+
+
+def test_a_handover_needs_no_lease_to_end() -> None:
+    """Every message arrives at once: the next one is active before a lease could have ended, and the former one knows it."""
+    cluster = served(Rules(restarts=0, closes=0, handovers=1))
+    began_ms, former = cluster.now_ms, cluster.schedulers[0].epoch
+    cluster._hand_over(0)
+    (word,) = cluster.words
+    cluster._told_to_take_over(word)
+    while cluster.net:
+        letter = min(cluster.net, key=repr)
+        cluster._arrive(letter)
+        if cluster.writing is not None:
+            cluster._written(letter, is_written=True)
+    assert [one.state for one in cluster.schedulers] == [ElectionState.STANDBY, ElectionState.ACTIVE]
+    assert cluster.schedulers[1].epoch > former
+    assert cluster.now_ms == began_ms
 
 
 @pytest.mark.parametrize(

@@ -217,15 +217,13 @@ class Driver:
     """Runs `roles` until told to stop: mostly one; several of one process share turns, thread and sleep.
 
     What a role hands to another one of its process is heard in the same turn, and once what that one hands back.
-    `wakers`: descriptors that end a sleep and say nothing else, such as a signal's. `on_defect` is told of what a turn
-    raised, before that goes on its way.
+    `on_defect` is told of what a turn raised, before that goes on its way.
     """
 
     def __init__(
         self,
         roles: Sequence[Role[Any, Any]],
         clock: Clock,
-        wakers: Sequence[int] = (),
         on_defect: OnDefect = _ignored,
     ) -> None:
         self.stats = DriverStats()
@@ -242,7 +240,7 @@ class Driver:
         self._places = {source: place for place, source in enumerate(sources)}
         self._by_descriptor = {source.fileno(): source for source in sources if source.fileno() >= 0}
         self._taken: list[Source[Any]] = []
-        for descriptor in (*self._by_descriptor, *wakers):
+        for descriptor in self._by_descriptor:
             self._epoll.register(descriptor, select.EPOLLIN)
         self._ready: set[Source[Any]] = {source for source in sources if source.has_more}
         self._ready.update(
@@ -390,10 +388,9 @@ def run_roles(
     roles: Sequence[Role[Any, Any]],
     is_stopping: Callable[[], bool],
     on_defect: OnDefect,
-    wakers: Sequence[int] = (),
 ) -> None:
-    """On one loop and the real clock, until `is_stopping`, which is asked again when one of `wakers` is readable."""
-    driver = Driver(roles, MonotonicClock(), wakers, on_defect)
+    """On one loop and the real clock, until `is_stopping`, which is asked after each turn."""
+    driver = Driver(roles, MonotonicClock(), on_defect)
     try:
         driver.run(is_stopping)
     finally:

@@ -11,6 +11,10 @@ all that it has heard of. With a majority's grants it is active, for as long as 
 its own clock from before it asked. An agent that is late, or was granted a higher epoch meanwhile, makes the active one
 ask for a still higher epoch, for agents grant no lower one than they have.
 
+An active one that ends hands over: it tells a standby, which campaigns at once, and agents take the epoch that it names for
+its predecessor's word that the lease may go. That one serves on until a majority has granted its successor's epoch, but no
+longer than the lease that it had, and asks for no higher epoch.
+
 A scheduler without standbys needs no majority, as nobody else asks: the first agent's grant makes it active, and it
 stays that, whatever becomes of the agents. It has no command over workers whose agent has not granted its epoch.
 
@@ -80,6 +84,10 @@ class Electorate(Struct, frozen=True):
         """Of the shard's scheduler with that number."""
         return self.role_ids[number] if self.role_ids else scheduler_id(number)
 
+    def number_of(self, role_id: str) -> int:
+        """The other way round."""
+        return (self.role_ids or tuple(map(scheduler_id, range(self.schedulers)))).index(role_id)
+
     @property
     def has_standby(self) -> bool:
         """Whether another scheduler may take over."""
@@ -98,7 +106,9 @@ class EpochTaken(Struct, frozen=True):
 
 
 class LeaseLapsed(Struct, frozen=True):
-    """This scheduler is active no more."""
+    """This scheduler is active no more. `is_handed_over`: another one is, as it wanted."""
+
+    is_handed_over: bool = False
 
 
 ElectionAction = Send | EpochTaken | LeaseLapsed
@@ -137,10 +147,16 @@ class Election:
         self._agents: dict[NodeId, _Agent] = {}
         self._asking = Epoch(0)
         """The epoch that it asks for: `epoch`, or the next one."""
+        self._in_place_of = 0
+        """The epoch of the scheduler that told this one to take over, in the campaign that followed."""
+        self.is_leaving = False
+        """It asks for no epoch any more: its process ends."""
         self._campaign_at_ms = NEVER_MS
         self._not_before_ms = 0.0
         self._overdue_at_ms = NEVER_MS
         self._renew_at_ms = NEVER_MS
+        self._asked_at_ms = 0.0
+        """When it asked all agents last."""
 
     # ------------------------------------------------------------ events
 
@@ -165,7 +181,7 @@ class Election:
             holder_id=report.holder_id,
             incarnation=report.incarnation,
             is_free=report.is_free,
-            held_until_ms=held_until_ms if self._is_own(report) else 0.0,
+            held_until_ms=held_until_ms if self._is_own(report) or self.is_leaving else 0.0,
         )
         actions: list[ElectionAction] = []
         if is_new and self.state is not ElectionState.STANDBY:
@@ -188,6 +204,18 @@ class Election:
         actions: list[ElectionAction] = []
         self._look(now_ms, actions)
         return actions
+
+    def take_over(self, epoch: int, now_ms: float) -> Sequence[ElectionAction]:
+        """The scheduler with that epoch is active no more, and wants this one in its place."""
+        actions: list[ElectionAction] = []
+        if self.state is ElectionState.STANDBY and not self.is_leaving:
+            self._campaign(now_ms, actions, epoch)
+        self._plan()
+        return actions
+
+    def leave(self) -> None:
+        """Ask for no epoch any more: this process ends."""
+        self.is_leaving = True
 
     @property
     def granted(self) -> frozenset[NodeId]:
@@ -229,7 +257,7 @@ class Election:
         if self.state is ElectionState.CANDIDATE and now_ms >= self._overdue_at_ms:
             self._step(ElectionTransition.OVERDUE)
             self._not_before_ms = now_ms + AGAIN_AFTER_MS * (self._number + 1)
-        if self.state is ElectionState.STANDBY:
+        if self.state is ElectionState.STANDBY and not self.is_leaving:
             self._campaign_if_free(now_ms, actions)
         self._plan()
 
@@ -248,28 +276,33 @@ class Election:
         if self.state is ElectionState.CANDIDATE:
             self._step(ElectionTransition.GRANTED)
             self.takeovers += 1
-            self._renew_at_ms = now_ms  # it was long ago that it asked: agents had to write
+            self._renew_at_ms = self._asked_at_ms + RENEW_EVERY_MS  # agents had to write: it may be long ago
         actions.append(EpochTaken(self.epoch))
 
     def _stay(self, now_ms: float, actions: list[ElectionAction]) -> None:
         self.lapses_at_ms = self._held_by_enough_until_ms()
-        if now_ms >= self.lapses_at_ms:
+        is_replaced = self.is_leaving and self._is_replaced
+        if is_replaced or now_ms >= self.lapses_at_ms:
             self._step(ElectionTransition.LAPSED)
-            actions.append(LeaseLapsed())
+            actions.append(LeaseLapsed(is_replaced))
             return
-        if any(map(self._needs_a_higher_epoch, self._agents.values())):
+        if not self.is_leaving and any(map(self._needs_a_higher_epoch, self._agents.values())):
             self._asking = epoch_above(self._highest(), self._number)
             self._renew_at_ms = now_ms
         if now_ms >= self._renew_at_ms:
             self._renew_at_ms = now_ms + RENEW_EVERY_MS
             self._ask_all(now_ms, actions)
 
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether a majority of the agents has granted another scheduler a higher epoch."""
+        return sum(agent.epoch > self.epoch for agent in self._agents.values()) >= self._electorate.needed
+
     def _held_by_enough_until_ms(self) -> float:
         if not self._electorate.has_standby:
             return NEVER_MS
-        until_ms = sorted(
-            (agent.held_until_ms for agent in self._agents.values() if self._is_own(agent)), reverse=True
-        )
+        held = [one for one in self._agents.values() if self._is_own(one) or self.is_leaving]
+        until_ms = sorted((agent.held_until_ms for agent in held), reverse=True)
         needed = self._electorate.needed
         return until_ms[needed - 1] if len(until_ms) >= needed else 0.0
 
@@ -282,14 +315,18 @@ class Election:
         if self._campaign_at_ms == NEVER_MS:
             stagger_ms = STAGGER_MS if any(agent.epoch for agent in here) else FIRST_STAGGER_MS
             self._campaign_at_ms = max(now_ms + stagger_ms * self._number, self._not_before_ms)
-        if now_ms < self._campaign_at_ms:
-            return
+        if now_ms >= self._campaign_at_ms:
+            self._campaign(now_ms, actions)
+
+    def _campaign(self, now_ms: float, actions: list[ElectionAction], in_place_of: int = 0) -> None:
         self._step(ElectionTransition.CAMPAIGN)
+        self._in_place_of = in_place_of
         self._overdue_at_ms = now_ms + CANDIDATE_MS
         self._asking = epoch_above(self._highest(), self._number)
         self._ask_all(now_ms, actions)
 
     def _ask_all(self, now_ms: float, actions: list[ElectionAction]) -> None:
+        self._asked_at_ms = now_ms
         for node_id in self._agents:
             self._ask(node_id, now_ms, actions)
 
@@ -300,7 +337,8 @@ class Election:
         number = agent.number + 1
         asks = (*agent.asks, (number, now_ms))[-ASKS_MAX:]
         self._agents[node_id] = replace(agent, number=number, asks=asks)
-        actions.append(Send(agent.peer, LeaseAsked(self._own_id, self._incarnation, self._asking, number)))
+        asked = LeaseAsked(self._own_id, self._incarnation, self._asking, number, self._in_place_of)
+        actions.append(Send(agent.peer, asked))
 
     def _is_own(self, said: _Agent | LeaseReport) -> bool:
         return said.holder_id == self._own_id and said.incarnation == self._incarnation

@@ -6,6 +6,9 @@ active one sent, and answers questions about itself. When it becomes active it m
 it of the frontends, and learns the rest from agents and workers, who introduce themselves to it. The frontends come last:
 what they ask for before the slices are known would be refused. When its lease has lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
 
+Asked to stop, the active one tells a standby that has the plan to take over, and serves on until that is active: what it has handed out is
+with workers and frontends by then. Operators are turned away at once, for what it would still settle nobody took over.
+
 A scheduler without standbys has its core from the start, and keeps it. To frontends it opens as the others do, when an agent has
 granted it an epoch: before that it knows of no slice, and would have them turn requests away.
 """
@@ -54,6 +57,7 @@ from fabric.messages import (
     StandbyReport,
     StatusAsked,
     StatusListed,
+    TakeOver,
     Withdraw,
 )
 from roles.runtime.core import ELECTION, Heard, Lost, Send, Tick
@@ -67,7 +71,7 @@ from roles.runtime.peer_checks import (
     Rule,
     require_identity,
 )
-from roles.runtime.process_events import SchedulerFound
+from roles.runtime.process_events import SchedulerFound, StopAsked
 from roles.scheduler.availability.early_words import EarlyWords
 from roles.scheduler.availability.election import (
     NEVER_MS,
@@ -82,7 +86,7 @@ from roles.scheduler.peer_checks import FRONTENDS_MAX, require_worker
 
 NOT_ACTIVE: Final = "NotActive"
 _CHANGES: Final = frozenset(get_args(PlanRequest))
-_ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy})
+_ABOUT_LEASES: Final = frozenset({LeaseReport, SchedulerHello, PlanCopy, TakeOver})
 _ALSO_HEARD: Final = _ABOUT_LEASES | {NodeHello, FrontendHello, StatusAsked}
 """By the replica itself, before or instead of the core."""
 _LOOKED_AT: Final = _ALSO_HEARD | _CHANGES | {SliceReady}
@@ -92,6 +96,12 @@ GATHER_MS: Final = 250.0
 """For agents to grant an epoch and say what is ready on their nodes, and for these slices' workers to say so."""
 GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
+PREPARE_AFTER_MS: Final = 100.0
+"""From a copy of the plan on: where one follows another, it is the last that may be needed."""
+HANDED_OVER_MS: Final = 500.0
+"""For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
+SETTLED_MS: Final = 100.0
+"""That this one stays once another is active: what its end costs the host is not to delay what the other one does first."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
 """What a frontend says to a scheduler that it takes for the one that lists it."""
 _GATHERED: Final = _LOOKED_AT | {SliceChanged} | _OF_FRONTENDS
@@ -134,8 +144,12 @@ class KeepPlan(Struct, frozen=True):
     copy: PlanCopy
 
 
-ReplicaEvent = Heard | Lost | SchedulerFound | Tick
-ReplicaAction = Send | EpochTaken | LeaseLapsed | CopyPlan | KeepPlan
+class PrepareCore(Struct, frozen=True):
+    """Make a core of that plan, for `make_core` to give: in a take-over each millisecond counts."""
+
+
+ReplicaEvent = Heard | Lost | SchedulerFound | StopAsked | Tick
+ReplicaAction = Send | EpochTaken | LeaseLapsed | CopyPlan | KeepPlan | PrepareCore
 
 
 @dataclass(slots=True)
@@ -182,14 +196,23 @@ class SchedulerReplica:
         """The first event's moment."""
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
+        self._prepare_at_ms = NEVER_MS
+        """When the plan that was kept last has been the newest for a while."""
         self._early = EarlyWords()
         """What agents that granted already, and their workers, say before a majority has, or obey another epoch than ours."""
         self._also_heard = _GATHERED
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
+        self._heir: PeerId | None = None
+        """The standby that was told to take over."""
+        self._ends_at_ms = NEVER_MS
+        """Infinite: nobody asked it to end."""
+        self.has_left = False
+        """It was asked to stop, and nothing is left to wait for."""
         rules: dict[type, Rule] = {
             LeaseReport: _check_agent,
             SchedulerHello: self._check_scheduler,
-            PlanCopy: _check_copy,
+            PlanCopy: _check_scheduler_found,
+            TakeOver: _check_scheduler_found,
             SliceReady: self._check_early,
         }
         self._checks = PeerChecks(rules, self.offences)
@@ -205,6 +228,11 @@ class SchedulerReplica:
     def epoch(self) -> Epoch:
         """The one that was granted last."""
         return self._election.epoch
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frontends have heard of its epoch."""
+        return self._gathering is None
 
     def handle(self, event: ReplicaEvent, now_ms: float) -> Sequence[ReplicaAction]:
         """Take one event; see `roles.runtime.core.Core`. A lease that has lapsed is noticed before anything else."""
@@ -232,14 +260,20 @@ class SchedulerReplica:
                     self._elect(self._election.tick(now_ms), actions, now_ms)
                 if self._tell_again_at_ms <= now_ms:
                     self._tell_again(actions)
+                if self._prepare_at_ms <= now_ms:
+                    self._prepare_at_ms = NEVER_MS
+                    actions.append(PrepareCore())
                 core_at_ms = None if self._core is None else self._core.wake_at_ms
                 if core_at_ms is not None and core_at_ms <= now_ms:
                     self._to_core(event, actions, now_ms)
             case SchedulerFound(peer=found):
                 actions.append(self._hello(found))
+            case StopAsked():
+                self._leave(actions, now_ms)
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
         self._open_if_gathered(actions, now_ms)
+        self._end_if_replaced(now_ms)
         self._look_ahead()
         return actions
 
@@ -247,8 +281,14 @@ class SchedulerReplica:
         """The plan is another now: the standbys that it has to be sent to."""
         return self._plan_goes_to(self._standbys)
 
-    def refused(self, peer: PeerId, message: PlanCopy | SchedulerHello, now_ms: float) -> None:
-        """A standby did not take its copy of the plan, or the question who it is: it is told again in a while."""
+    def refused(self, peer: PeerId, message: PlanCopy | SchedulerHello | TakeOver, now_ms: float) -> None:
+        """A standby did not take its copy of the plan, or the question who it is: it is told again in a while.
+
+        Of one that does not hear that it is to take over, this one's end tells the agents, and they tell it.
+        """
+        if isinstance(message, TakeOver):
+            self.has_left = True
+            return
         if isinstance(message, SchedulerHello):
             self._unasked.add(peer)
         elif peer in self._standbys:
@@ -278,13 +318,14 @@ class SchedulerReplica:
                 # worker says this again when it has.
                 if self._checks.check(peer, message, now_ms) is None:
                     self._early.keep(event, message.slice_id)
-            elif self._core is not None:
+            elif self._core is not None and not (self._heir and type(message) in _CHANGES):
                 if type(message) in _CHANGES and len(self._asked) < ASKED_MAX:
                     self._asked.add((peer, message.request_no))  # type: ignore[union-attr]  # all of them have one
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
             elif type(message) in _CHANGES:
-                reason = f"{self._own_id} stands by: ask the active scheduler"
+                what = "hands over to another scheduler" if self._heir else "stands by"
+                reason = f"{self._own_id} {what}: ask the active one"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
             return
         if type(message) in _ABOUT_LEASES and self._checks.check(peer, message, now_ms) is not None:
@@ -311,7 +352,9 @@ class SchedulerReplica:
                 if self._core is not None:
                     actions.append(CopyPlan(self._plan_goes_to((peer,))))
             case PlanCopy():
-                self._keep(message, actions)
+                self._keep(message, actions, now_ms)
+            case TakeOver(epoch):
+                self._elect(self._election.take_over(epoch, now_ms), actions, now_ms)
             case StatusAsked() if self._core is None:
                 actions.append(Send(peer, self._status()))
         if self._core is None or type(message) in _ABOUT_LEASES:
@@ -373,6 +416,8 @@ class SchedulerReplica:
             self._unasked.discard(peer)
         elif self._standbys.pop(peer, None) is not None:
             actions.append(self._hello(peer))  # one that was only stopped says hello again
+        if peer == self._heir:
+            self.has_left = True
         self._elect(self._election.lost(peer, now_ms), actions, now_ms)
         if self._gathering is not None:
             nodes = self._gathering.nodes
@@ -381,20 +426,21 @@ class SchedulerReplica:
             for node_id, early in nodes.items():
                 if early is not None and early.peer == peer:  # its node has another agent by now
                     nodes[node_id] = None
-        if self._core is not None:
+        # Workers that leave for its successor are not lost: frontends would give up what runs there.
+        if self._core is not None and not (self._heir and not _is_frontend(peer)):
             self._to_core(event, actions, now_ms)
 
     def _hello(self, other: PeerId) -> Send:
         return Send(other, SchedulerHello(self._own_id, self._settings.incarnation))
 
-    def _keep(self, copy: PlanCopy, actions: list[ReplicaAction]) -> None:
+    def _keep(self, copy: PlanCopy, actions: list[ReplicaAction], now_ms: float) -> None:
         """Of the highest epoch; one of another configuration too, for that may be about to come here as well.
 
         Whoever has been overtaken and does not know it yet keeps the copy too: it is not sent again.
         """
         version = (copy.epoch, copy.number)
         if version > self._newest and (self._core is None or copy.epoch > self._election.epoch):
-            self._newest = version
+            self._newest, self._prepare_at_ms = version, now_ms + PREPARE_AFTER_MS
             actions.append(KeepPlan(copy))
 
     def _tell_again(self, actions: list[ReplicaAction]) -> None:
@@ -413,22 +459,46 @@ class SchedulerReplica:
 
     # ------------------------------------------------------------ active, or not
 
+    def _leave(self, actions: list[ReplicaAction], now_ms: float) -> None:
+        """Hand over, if this is the active one, a standby can go on, and the agents can say so."""
+        election, electorate = self._election, self._settings.electorate
+        election.leave()
+        heirs = [standby for standby in self._standbys.items() if standby[1].has_plan]
+        if self._core is None or not heirs or len(election.connected) < electorate.needed:
+            self.has_left = True
+            return
+        self._heir, _ = min(heirs, key=lambda one: electorate.number_of(one[1].scheduler_id))
+        self._ends_at_ms = now_ms + HANDED_OVER_MS
+        actions.append(Send(self._heir, TakeOver(election.epoch)))
+        self._turn_operators_away(actions)
+
+    def _end_if_replaced(self, now_ms: float) -> None:
+        if self._heir is None:
+            return
+        if self._core is None:
+            self._ends_at_ms = min(self._ends_at_ms, now_ms + SETTLED_MS)
+        self.has_left = self.has_left or now_ms >= self._ends_at_ms
+
     def _elect(self, decided: Iterable[ElectionAction], actions: list[ReplicaAction], now_ms: float) -> None:
         for action in decided:
             actions.append(action)
             if isinstance(action, LeaseLapsed):
-                reason = f"{self._own_id} is active no more: see what the next one serves, and ask it again"
-                for peer, request_no in sorted(self._asked):
-                    actions.append(Send(peer, Changed(request_no, "refused", NOT_ACTIVE, reason)))
-                self._asked.clear()
+                self._turn_operators_away(actions)
                 self._core = self._gathering = None
                 self._also_heard = _LOOKED_AT
             elif isinstance(action, EpochTaken):
                 self._begin_epoch(actions, now_ms)
 
+    def _turn_operators_away(self, actions: list[ReplicaAction]) -> None:
+        reason = f"{self._own_id} is active no more: see what the next one serves, and ask it again"
+        for peer, request_no in sorted(self._asked):
+            actions.append(Send(peer, Changed(request_no, "refused", NOT_ACTIVE, reason)))
+        self._asked.clear()
+
     def _begin_epoch(self, actions: list[ReplicaAction], now_ms: float) -> None:
         if self._core is None:
             self._core, self._is_fresh = self._make_core(), True
+            self._prepare_at_ms = NEVER_MS
             actions.append(CopyPlan(self._plan_goes_to(self._standbys)))
         else:
             self._to_core(Heard(ELECTION, EpochGranted(self._election.epoch, ())), actions, now_ms)
@@ -504,7 +574,8 @@ class SchedulerReplica:
         return StatusListed(self._own_id, self._settings.pid, (), (), counters, standing=self.standing())
 
     def _look_ahead(self) -> None:
-        at_ms = min(self._election.wake_at_ms, self._tell_again_at_ms)
+        own_moments = self._tell_again_at_ms, self._prepare_at_ms, self._ends_at_ms
+        at_ms = min(self._election.wake_at_ms, *own_moments)
         core_at_ms = None if self._core is None else self._core.wake_at_ms
         if core_at_ms is not None and core_at_ms < at_ms:
             at_ms = core_at_ms
@@ -544,8 +615,8 @@ def _check_agent(peer: PeerId, report: LeaseReport) -> None:
         raise RemoteProtocolError(f"it is not the agent of node {report.node_id}", NOT_OWNER)
 
 
-def _check_copy(peer: PeerId, copy: PlanCopy) -> None:
-    del copy
+def _check_scheduler_found(peer: PeerId, message: PlanCopy | TakeOver) -> None:
+    del message
     if not _is_connected_to(peer):
         raise RemoteProtocolError("it is not a scheduler that this one connected to", WRONG_IDENTITY)
 

@@ -107,6 +107,8 @@ class RehearsalLauncher(Mailbox[Heard]):
         except FabricError as error:
             reason = f"the rehearser could not be asked: {error}"
         child.kill()  # what it reads or says next could be of this question
+        if child is not self._child:  # abandoned: nobody waits for it
+            return Heard(REHEARSER, RehearsalMade(asked.number, reason=reason))
         return _none(asked, reason)
 
 

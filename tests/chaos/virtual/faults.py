@@ -146,7 +146,7 @@ class Faults:
         was_disturbed = self._world.is_disturbed
         self._ending.append(process)
         match process:
-            case AgentProcess(stops=stops):
+            case AgentProcess(stops=stops) | SchedulerProcess(stops=stops):
                 process.when_running(lambda: stops.post(StopAsked()))
             case FrontendProcess(stops=stops, number=number):
                 if not was_disturbed:

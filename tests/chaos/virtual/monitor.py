@@ -209,7 +209,9 @@ class Monitor:
         also_active = [
             other.place
             for other in self._world.schedulers_alive()
-            if other is not scheduler and other.core is not None and not other.is_stopped
+            if other is not scheduler
+            and other.core is not None
+            and not (other.is_stopped or other.replica._election.is_leaving)
         ]
         if also_active and self._world.are_leases_sure:
             raise Violated(f"{scheduler.place} is active, and so are {also_active}")

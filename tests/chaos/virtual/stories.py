@@ -229,6 +229,8 @@ def _room_ms(first: Fault, shape: Shape) -> float | None:
             return 300.0
         case Fault(kind="kill", who="scheduler:active") if shape.schedulers > 1:
             return 450.0
+        case Fault(kind="restart", who="scheduler:active") if shape.schedulers > 1:
+            return 150.0  # it hands over
         case Fault(kind="kill", who="agent:0") if shape.outlives and is_agent_spared:
             return 150.0
         case _:

@@ -14,6 +14,7 @@ from fabric.messages import (
     Done,
     EpochGranted,
     FrontendHello,
+    InputsReturned,
     LeaseAsked,
     LeaseReport,
     NodeHello,
@@ -22,7 +23,7 @@ from fabric.messages import (
 )
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import SchedulerLost, SchedulerSaid, Tell, TurnEnded, UseScheduler
-from roles.gpu_worker.events import Execute, JoinScheduler
+from roles.gpu_worker.events import Execute, JoinScheduler, PushOutputs
 from roles.gpu_worker.peer_checks import AGENT
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
 from roles.node_agent.events import AgentAction, FollowScheduler
@@ -73,6 +74,21 @@ def test_what_a_worker_runs_goes_on_when_the_epoch_ends() -> None:
     core.handle(run_batch(), 0.0)
     assert actions_of(Execute, core.handle(inputs(0), 0.0))
     assert sent(Done, core.handle(granted(33, ("ipc:///other",)), 1.0)) == []
+
+
+def test_inputs_without_a_batch_go_back_at_once_when_the_epoch_ends() -> None:
+    """Their batch is with the former scheduler's connection, which is heard no more."""
+    core = serving_core()
+    core.handle(granted(16), 0.0)
+    core.handle(inputs(3, batch_id=9), 1.0)
+    core.handle(of_epoch(run_batch(batch_id=10), 16), 1.0)
+    returned = [
+        push.message
+        for push in actions_of(PushOutputs, core.handle(granted(33, ("ipc:///other",)), 2.0))
+        if isinstance(push.message, InputsReturned)
+    ]
+    assert [(one.batch_id, one.seqs) for one in returned] == [(9, (3,))]
+    assert actions_of(Execute, core.handle(inputs(0, batch_id=10), 3.0)), "what has come runs"
 
 
 # ---------------------------------------------------------------- a frontend
@@ -159,6 +175,31 @@ def test_an_agent_answers_first_and_then_follows_whom_it_granted_an_epoch() -> N
     assert FollowScheduler(SECOND) in actions
     hello = next(a.message for a in actions if isinstance(a, Send) and isinstance(a.message, NodeHello))
     assert (hello.epoch, hello.holder_id, hello.is_lease_free) == (17, "scheduler-1", False)
+
+
+def test_workers_obey_who_hands_over_until_the_next_one_commands() -> None:
+    agent = Agent()
+    found(agent)
+    agent.grant(FIRST, 16)
+    (keep,) = agent.feed(Heard(SECOND, LeaseAsked(str(SECOND), BORN, 33, 1, in_place_of=16)))
+    assert isinstance(keep, KeepLease)
+    actions = agent.feed(LeaseKept(keep.record, is_written=True))
+    told = {(action.peer, type(action.message)) for action in actions if isinstance(action, Send)}
+    assert told == {(SECOND, LeaseReport), (FIRST, LeaseReport), (SECOND, NodeHello)}
+    assert not any(isinstance(action, FollowScheduler) for action in actions)
+    agent.feed(Heard(SCHEDULER, DesiredSlices(1, ()), epoch=Epoch(16)))
+    assert agent.core.counters["epochs_refused"] == 1
+    assert FollowScheduler(SECOND) in agent.feed(Heard(SCHEDULER, DesiredSlices(1, ()), epoch=Epoch(33)))
+
+
+def test_an_agent_whose_holder_gave_up_another_epoch_keeps_to_it() -> None:
+    agent = Agent()
+    found(agent)
+    agent.grant(FIRST, 32)
+    (answer,) = agent.feed(Heard(SECOND, LeaseAsked(str(SECOND), BORN, 49, 1, in_place_of=16)))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, LeaseReport)
+    assert (answer.message.holder_id, answer.message.is_free) == (FIRST, False)
 
 
 def test_the_other_schedulers_hear_that_the_lease_is_free_no_more() -> None:

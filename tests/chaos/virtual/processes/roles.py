@@ -110,7 +110,10 @@ class SchedulerProcess(Process):
             self._write_file,
         )
         self.disk_fails_until_ms = 0.0
-        self.shell = SchedulerShell(world.written, world.run_dir, number=number, surroundings=surroundings)
+        self.stops: Posted[StopAsked] = Posted(self)
+        self.shell = SchedulerShell(
+            world.written, world.run_dir, number=number, surroundings=surroundings, stop=self.stops
+        )
         self._epoch = NO_EPOCH
         self.shell.announce()
         self.run(self.shell.role)
@@ -135,6 +138,8 @@ class SchedulerProcess(Process):
         if self.replica.epoch != self._epoch:
             self._epoch = self.replica.epoch
             self.world.monitor.elected(self, self._epoch)
+        if self.shell.has_left:
+            self.end()
 
     def close(self) -> None:
         self.shell.close()

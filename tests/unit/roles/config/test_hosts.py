@@ -11,7 +11,7 @@ from roles.cli.whereabouts import Whereabouts, chosen_host, index_of_frontend, r
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.runtime.host_address import address_of_interface, own_address
-from roles.scheduler.shell import SchedulerAddresses
+from roles.scheduler.surroundings import SchedulerAddresses
 
 MODEL = {"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}
 NODES = [{"host": "a"}, {"host": "b"}, {"host": "c"}]

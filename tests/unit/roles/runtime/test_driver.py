@@ -350,21 +350,6 @@ def test_a_busy_thread_beside_a_loop_lets_it_in_soon_and_only_while_it_runs() ->
     assert sys.getswitchinterval() == before_s
 
 
-def test_a_waker_ends_a_sleep_and_says_nothing(pipes: tuple[Pipe, Pipe]) -> None:
-    clock = MonotonicClock()
-    core = Listener()
-    role: Role[str, None] = Role(core, [pipes[0]], lambda _: None)
-    driver = Driver([role], clock, (pipes[1].read_fd,))
-    os.write(pipes[1].write_fd, b"x")
-    try:
-        for _ in range(3):
-            driver.turn()
-    finally:
-        driver.close()
-    assert core.heard == []
-    assert driver.stats.turns == 3
-
-
 class Knot:
     """Refers to itself: only the collector frees it."""
 

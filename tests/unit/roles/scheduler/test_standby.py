@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from msgspec.structs import replace
 
-from fabric.ids import OPERATOR, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
+from fabric.ids import OPERATOR, Epoch, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
 from fabric.limits import INTEGER_MAX
 from fabric.messages import (
     AnyMessage,
@@ -35,21 +35,26 @@ from fabric.messages import (
     SliceStatus,
     StatusAsked,
     StatusListed,
+    TakeOver,
 )
 from policies.batching.registry import make_discipline
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.journal import packed
 from roles.runtime.loop.sources import CLOSED, SILENT
-from roles.runtime.process_events import SchedulerFound
+from roles.runtime.process_events import SchedulerFound, StopAsked
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
     GATHER_FIRST_MS,
     GATHER_MS,
+    HANDED_OVER_MS,
     NOT_ACTIVE,
+    PREPARE_AFTER_MS,
+    SETTLED_MS,
     TELL_AGAIN_MS,
     CopyPlan,
     KeepPlan,
+    PrepareCore,
     ReplicaAction,
     ReplicaSettings,
     SchedulerReplica,
@@ -74,9 +79,12 @@ class Core:
         self.wake_at_ms: float | None = None
         self.heard: list[AnyMessage] = []
         self.answers: dict[type[AnyMessage], Send] = {}
+        self.lost: Callable[[PeerId], object] = str
 
     def handle(self, event: Heard | Lost | Tick, now_ms: float) -> Sequence[Send]:
         del now_ms
+        if isinstance(event, Lost):
+            self.lost(event.peer)
         if not isinstance(event, Heard):
             return ()
         self.heard.append(event.message)
@@ -343,6 +351,103 @@ def test_a_standby_that_was_lost_is_asked_who_it_is_until_it_takes_that_or_its_c
     stage.replica.refused(OTHER, ours, stage.now_ms)
     stage.replica.handle(Lost(OTHER, CLOSED), stage.now_ms)
     assert told() == []
+
+
+SOURCE = PeerId("scheduler-0")
+
+
+def told(actions: Sequence[ReplicaAction], kind: type[AnyMessage]) -> list[tuple[PeerId, AnyMessage]]:
+    sends = [action for action in actions if isinstance(action, Send)]
+    return [(one.peer, one.message) for one in sends if isinstance(one.message, kind)]
+
+
+def test_a_standby_that_is_told_to_take_over_asks_at_once_and_says_in_whose_place() -> None:
+    stage = Stage()
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False))
+    ((_, ask),) = told(stage.hear(SOURCE, TakeOver(16)), LeaseAsked)
+    assert isinstance(ask, LeaseAsked)
+    assert (ask.epoch, ask.in_place_of) == (33, 16)
+    report = LeaseReport(NODE, 33, "scheduler-1", BORN, is_free=False, number=ask.number)
+    assert EpochTaken(Epoch(33)) in stage.hear(AGENT, report)
+
+
+def test_nobody_but_a_scheduler_it_found_may_tell_it_to_take_over() -> None:
+    stage = Stage()
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False))
+    assert stage.hear(OTHER, TakeOver(16)) == []
+    assert stage.replica.offences.counters
+
+
+def handing_over() -> Stage:
+    stage = Stage()
+    stage.take_over()
+    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    stage.node_hello(READY.slice_id)
+    stage.slice_ready()
+    assert not stage.replica.has_left
+    (word,) = told(stage.replica.handle(StopAsked(), stage.now_ms), TakeOver)
+    assert word == (OTHER, TakeOver(stage.replica.epoch))
+    return stage
+
+
+def granted_to_another(stage: Stage) -> LeaseReport:
+    return LeaseReport(NODE, stage.replica.epoch + 15, "scheduler-0", Incarnation("9"), is_free=False)
+
+
+def test_it_serves_on_until_a_majority_has_granted_the_next_one() -> None:
+    stage = handing_over()
+    stage.hear(FRONTEND, Ping(1))
+    assert stage.cores[0].heard[-1] == Ping(1)
+    assert LeaseLapsed(is_handed_over=True) in stage.hear(AGENT, granted_to_another(stage))
+    assert not stage.replica.has_left
+    stage.now_ms += SETTLED_MS
+    stage.tick()
+    assert stage.replica.has_left
+
+
+def test_workers_that_go_to_the_next_one_are_not_taken_for_lost() -> None:
+    stage = handing_over()
+    lost: list[PeerId] = []
+    stage.cores[0].lost = lost.append
+    for peer in (WORKER, AGENT, FRONTEND):
+        stage.replica.handle(Lost(peer, CLOSED), stage.now_ms)
+    assert lost == [FRONTEND]
+
+
+def test_operators_are_turned_away_while_it_hands_over() -> None:
+    stage = handing_over()
+    ((_, answer),) = told(stage.hear(PeerId(f"{OPERATOR}/1"), ModelsRemove(3, ())), Changed)
+    assert isinstance(answer, Changed)
+    assert (answer.code, "hands over" in answer.reason) == (NOT_ACTIVE, True)
+
+
+@pytest.mark.parametrize("how", ["nobody takes over", "the heir is lost", "the heir does not hear it"])
+def test_a_handover_does_not_wait_for_ever(how: str) -> None:
+    stage = handing_over()
+    if how == "the heir is lost":
+        stage.replica.handle(Lost(OTHER, CLOSED), stage.now_ms)
+    elif how == "the heir does not hear it":
+        stage.replica.refused(OTHER, TakeOver(1), stage.now_ms)
+    else:
+        stage.now_ms += HANDED_OVER_MS
+        stage.tick()
+    assert stage.replica.has_left
+
+
+def test_without_a_standby_that_has_the_plan_it_ends_at_once() -> None:
+    for stage in (Stage(), Stage(schedulers=1, number=0)):
+        assert told(stage.replica.handle(StopAsked(), 0.0), TakeOver) == []
+        assert stage.replica.has_left
+
+
+def test_a_core_is_made_of_a_plan_that_nothing_newer_follows() -> None:
+    stage = Stage()
+    stage.hear(SOURCE, PlanCopy(16, 1, "digest", "{}"))
+    stage.now_ms += PREPARE_AFTER_MS / 2
+    stage.hear(SOURCE, PlanCopy(16, 2, "digest", "{}"))
+    stage.now_ms += PREPARE_AFTER_MS / 2
+    assert PrepareCore() not in stage.replica.handle(Tick(), stage.now_ms)
+    assert PrepareCore() in stage.tick()
 
 
 def test_schedulers_greet_each_other_until_they_are_heard() -> None:
