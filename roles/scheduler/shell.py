@@ -55,7 +55,7 @@ from roles.scheduler.build import begun_anew, scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.desired_state import ControllerSettings
-from roles.scheduler.planning.saved_plan import SavedPlan
+from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings
@@ -211,9 +211,8 @@ class SchedulerShell:
             other.close()
         self.link.close()
 
-    def _prepare(self) -> Prepared:
-        """A core of the newest plan that is known here."""
-        settings, planning = self._kept.read() or self._first or self._written.first_plan()
+    def _prepare(self, begun: Begun) -> Prepared:
+        settings, planning = begun
         settled = self._copy_of(settings, planning, 0)
         settings = begun_anew(settings, self._role_id, self._surroundings.first_batch_id())
         core = scheduler_core(settings, self._config.batching, planning)
@@ -221,7 +220,10 @@ class SchedulerShell:
 
     def _make_core(self) -> MessageCore:
         """A fresh one, of the newest plan."""
-        core, settings, planning, self._settled = self._prepared or self._prepare()
+        prepared = self._prepared or self._prepare(
+            self._kept.read() or self._first or self._written.first_plan()
+        )
+        core, settings, planning, self._settled = prepared
         self._made, self._prepared = core, None
         if self._is_alone:
             self._core = core
@@ -244,7 +246,9 @@ class SchedulerShell:
                 self._prepared = None
                 self._kept.keep(copy)
             case PrepareCore():
-                self._prepared = self._prepare()
+                begun = self._kept.read()
+                # Without one the plan would have to be made, which may take long: only where it is needed.
+                self._prepared = None if begun is None else self._prepare(begun)
             case EpochTaken(epoch):
                 self._outbox.flush()  # what was decided before has the epoch of then
                 self.link.epoch = epoch

@@ -91,7 +91,6 @@ class SavedPlan:
             if planning is None:
                 continue
             if copy.digest == self.digest:
-                log.info("plan_taken_up models=%d slices=%d", len(settings.models), len(settings.slices))
                 return settings, planning
             carried = None if self._carry_over is None else self._carry_over((settings, planning))
             if carried is not None:
