@@ -56,6 +56,8 @@ class Letter:
     scheduler: int
     scheduler_born: int
     message: LeaseAsked | LeaseReport
+    of: int = 0
+    """The epoch in the header of what a scheduler sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Cluster:
         self.disks: list[LeaseRecord] = [NO_LEASE] * rules.agents
         self.writing: LeaseRecord | None = None
         self.agents_born = [0] * rules.agents
+        self.obeyed = [0] * rules.agents
+        """Whose commands each agent's workers take: they outlive it."""
         self.told = [0] * rules.agents
         """The highest epoch that each agent ever said it granted."""
         self.schedulers = [self._election(number, 0) for number in range(rules.schedulers)]
@@ -104,7 +108,7 @@ class Cluster:
         new = copy.copy(self)
         new.agents = [copy.copy(agent) for agent in self.agents]
         new.schedulers = [_cloned(one) for one in self.schedulers]
-        for name in ("disks", "agents_born", "told", "schedulers_born"):
+        for name in ("disks", "agents_born", "obeyed", "told", "schedulers_born"):
             setattr(new, name, list(getattr(self, name)))
         return new
 
@@ -158,6 +162,8 @@ class Cluster:
         agent, number, message = letter.agent, letter.scheduler, letter.message
         if isinstance(message, LeaseAsked):
             lease = self._begun(agent)
+            if letter.of == lease.epoch:
+                self.obeyed[agent] = lease.epoch
             done = lease.asked(message, self.now_ms)
             if isinstance(done, KeepLease):
                 self.writing = done.record
@@ -172,7 +178,10 @@ class Cluster:
         assert record is not None
         if is_written:
             self.disks[letter.agent] = record
-        report = self._begun(letter.agent).kept(LeaseKept(record, is_written), self.now_ms)
+        lease = self._begun(letter.agent)
+        report = lease.kept(LeaseKept(record, is_written), self.now_ms)
+        if is_written and not lease.is_handed_over:
+            self.obeyed[letter.agent] = lease.epoch
         if report is None:
             return
         self._report(letter.agent, letter.scheduler, report)
@@ -200,7 +209,7 @@ class Cluster:
         """To the next one; the process stays until it ends, or is started anew."""
         self.handovers_left -= 1
         one, heir = self.schedulers[number], (number + 1) % len(self.schedulers)
-        one.leave()
+        one.leave(scheduler_id(heir))
         self.words |= {Word(heir, self.schedulers_born[heir], one.epoch)}
 
     def _told_to_take_over(self, word: Word) -> None:
@@ -265,7 +274,8 @@ class Cluster:
                 pass
 
     def _post(self, agent: int, number: int, message: LeaseAsked | LeaseReport) -> None:
-        letter = Letter(agent, self.agents_born[agent], number, self.schedulers_born[number], message)
+        of = self.schedulers[number].epoch if isinstance(message, LeaseAsked) else 0
+        letter = Letter(agent, self.agents_born[agent], number, self.schedulers_born[number], message, of)
         if len(self.net) < self.rules.under_way_max:  # else it is lost
             self.net |= {letter}
 
@@ -303,7 +313,11 @@ class Cluster:
                 raise Wrong(f"the epoch of agent {agent} fell")
             if self.disks[agent].epoch < max(self.told[agent], lease.epoch):
                 raise Wrong(f"agent {agent} granted what is not on its disk")
-            commanders = [n for n in active if self.schedulers[n].epoch == lease.epoch]
+            if not former.obeyed[agent] <= self.obeyed[agent] <= lease.epoch:
+                raise Wrong(
+                    f"workers of agent {agent} obey {self.obeyed[agent]} after {former.obeyed[agent]}"
+                )
+            commanders = [n for n in active if self.schedulers[n].epoch == self.obeyed[agent]]
             if len(commanders) > 1:
                 raise Wrong(f"schedulers {commanders} command the workers of agent {agent}")
         staying = [number for number in active if not self.schedulers[number].is_leaving]
@@ -316,7 +330,7 @@ class Cluster:
 
     def _reach(self, number: int) -> int:
         """Agents whose workers take that scheduler's commands."""
-        return sum(lease.epoch == self.schedulers[number].epoch for lease in self.agents)
+        return self.obeyed.count(self.schedulers[number].epoch)
 
     @property
     def key(self) -> object:
@@ -325,7 +339,7 @@ class Cluster:
         letters: list[list[object]] = [[] for _ in self.agents]
         for one in self.net:
             if self._is_for_the_living(one):
-                letters[one.agent].append((one.scheduler, *_said(one.message)))
+                letters[one.agent].append((one.scheduler, one.of, *_said(one.message)))
         agents = [
             (
                 lease.record,
@@ -333,6 +347,7 @@ class Cluster:
                 lease._is_known_free,
                 self.disks[number] == lease.record,
                 self.told[number],
+                self.obeyed[number],
                 frozenset(letters[number]),
                 tuple(self._seen(one, number) for one in self.schedulers),
             )

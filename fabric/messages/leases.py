@@ -54,7 +54,7 @@ class PlanCopy(Message, frozen=True, tag=47):
 
 
 class TakeOver(Message, frozen=True, tag=92):
-    """Active scheduler -> standby: I end, and am active no more; take my lease, of that epoch, before it ends by itself."""
+    """Active scheduler -> standby: I end; have the agents grant you an epoch in the place of mine. Until they have I serve on."""
 
     epoch: int
 

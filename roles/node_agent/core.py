@@ -50,6 +50,7 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
     SliceState,
+    SliceStatus,
     StatusAsked,
     StatusListed,
     Stop,
@@ -147,6 +148,8 @@ class NodeAgentCore:
         """Who `SCHEDULER` is: the lease's holder, or who was found first."""
         self._successor: PeerId | None = None
         """The lease's holder, while it has commanded nothing yet and the one before it, which gave it the lease, may serve on."""
+        self._told_successor: Sequence[SliceStatus] | None = None
+        """Of the slices; None: it has heard nothing of them."""
         self._workers.epoch = self._lease.epoch
         self._checks = AgentPeerChecks(self._workers, self._orphans.waited_for, self._schedulers, self._lease)
         self._wanted: dict[SliceId, SliceSpec] = {}
@@ -252,8 +255,11 @@ class NodeAgentCore:
     def _on_scheduler(self, peer: PeerId, message: AnyMessage, epoch: int, now_ms: float) -> None:
         if self._successor is not None and epoch == self._lease.epoch:
             self._follow(self._successor)
-            self._hello_at_ms = now_ms + HELLO_EVERY_MS  # it has heard one, unless it was lost
-            self._tell_of_gpus()
+            if self._told_successor == self._reports.alive():
+                self._hello_at_ms = now_ms + HELLO_EVERY_MS  # should that have been lost
+                self._tell_of_gpus()
+            else:
+                self._hello(now_ms)
         if isinstance(message, LeaseAsked):
             self._on_lease_asked(peer, message, now_ms)
             return
@@ -330,8 +336,11 @@ class NodeAgentCore:
         self._actions.append(Send(holder, report))
         self._tell_schedulers(now_ms, but=holder)  # who takes it for free would ask for it soon
         if holder in self._schedulers and self._lease.is_handed_over:
-            self._successor = holder
-            self._actions.append(Send(holder, self._introduction(now_ms)))
+            self._successor, self._told_successor = holder, None
+            if not self._orphans:
+                hello = self._introduction(now_ms)
+                self._told_successor = hello.slices
+                self._actions.append(Send(holder, hello))
         elif holder in self._schedulers:
             self._follow(holder)
             self._hello(now_ms)

@@ -5,8 +5,8 @@ renewed it for `LEASE_MS`, or its connection was closed, or it asks itself, or g
 it is answered (`KeepLease`, `LeaseKept`), so that no restart takes it back: an agent that starts again counts the
 lease that it finds as granted just now.
 
-Workers take commands of the epoch that their agent granted last and of no other, so two schedulers never command one
-worker, whatever they believe. The lease only keeps a scheduler that serves well from being replaced.
+Workers take commands of the epoch that their agent told them last and of no other, so two schedulers never command one
+worker, whatever they believe. That is the one it granted last; where a scheduler hands over, once its successor commands. The lease only keeps a scheduler that serves well from being replaced.
 """
 
 from __future__ import annotations

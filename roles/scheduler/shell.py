@@ -75,6 +75,7 @@ class Prepared(NamedTuple):
     settings: SchedulerSettings
     planning: ControllerSettings
     settled: PlanCopy
+    kept: object  # then
 
 
 class SchedulerShell:
@@ -216,14 +217,14 @@ class SchedulerShell:
         settled = self._copy_of(settings, planning, 0)
         settings = begun_anew(settings, self._role_id, self._surroundings.first_batch_id())
         core = scheduler_core(settings, self._config.batching, planning)
-        return Prepared(core, settings, planning, settled)
+        return Prepared(core, settings, planning, settled, self._kept.state)
 
     def _make_core(self) -> MessageCore:
         """A fresh one, of the newest plan."""
-        prepared = self._prepared or self._prepare(
-            self._kept.read() or self._first or self._written.first_plan()
-        )
-        core, settings, planning, self._settled = prepared
+        prepared = self._prepared
+        if prepared is None or prepared.kept != self._kept.state:
+            prepared = self._prepare(self._kept.read() or self._first or self._written.first_plan())
+        core, settings, planning, self._settled, _ = prepared
         self._made, self._prepared = core, None
         if self._is_alone:
             self._core = core
@@ -260,7 +261,7 @@ class SchedulerShell:
                     log.info("scheduler_handed_over epoch=%d", self.link.epoch)
                 else:
                     log.warning("scheduler_stands_by epoch=%d: its lease has lapsed", self.link.epoch)
-                self._core = None
+                self._core = self._made = None
                 self._planner.abandon()
                 self._rehearser.abandon()
                 self._close_journal()

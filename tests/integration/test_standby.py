@@ -13,13 +13,16 @@ import yaml
 
 from fabric.client import ask_status
 from fabric.errors import ConfigError, PeerLost
-from fabric.messages import StatusListed
+from fabric.messages import PlanCopy, StatusListed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.config.read_config import parse_config
 from roles.runtime.core import Tick
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import look
+from roles.scheduler.availability.replica import KeepPlan, PrepareCore
+from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.planning.start_config import Written
+from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.shell import SchedulerShell
 from roles.scheduler.surroundings import Recording
 from tests.integration.proc import processes_naming, until
@@ -158,6 +161,23 @@ def test_one_that_was_only_stopped_finds_itself_replaced_and_commands_nobody(tmp
         assert counters["accepted"] == counters["answers"] + counters.get("refusals", 0)
 
 
+@pytest.mark.parametrize("flags", [[], ["--together"]], ids=["apart", "beside a frontend"])
+def test_one_that_is_told_to_end_hands_over_and_fails_no_request(tmp_path: Path, flags: list[str]) -> None:
+    with cluster_of(tmp_path, DOCUMENT, flags) as cluster:
+        endpoints = cluster.endpoints["client"]
+        with steady_load(endpoints, {"fast": 100.0}) as fates:
+            for first, second in (("scheduler-0", "scheduler-1"), ("scheduler-1", "scheduler-0")):
+                until(lambda: len(fates.of["fast"]) > 50, what="load")
+                pid = pid_of(cluster, first)
+                os.kill(pid, signal.SIGTERM)
+                until_active(cluster, second)
+                until(lambda: not Path(f"/proc/{pid}").exists(), what="its end")  # noqa: B023  it is waited for in here
+                until_it_stands_by(cluster, first)
+        assert [one for one in fates.refused("fast") if one != "PeerLost" or not flags] == []
+        said = (cluster.run_dir / "up.err").read_text(encoding="utf-8")
+        assert said.count("scheduler_handed_over") == 2, said
+
+
 def test_what_was_added_while_serving_outlives_two_schedulers(tmp_path: Path) -> None:
     added = tmp_path / "added.yaml"
     added.write_text(yaml.safe_dump({"models": [MODEL | {"name": "added"}]}), encoding="utf-8")
@@ -231,3 +251,28 @@ def test_a_full_disk_keeps_no_standby_with_a_journal_from_taking_over(tmp_path: 
     nowhere = Recording(tmp_path / "nowhere" / "journal", 1 << 20)
     with pytest.raises(ConfigError, match="cannot write the journal"):
         SchedulerShell(written, tmp_path, nowhere, number=1)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_newer_plan_on_this_hosts_disk_counts_for_more_than_a_prepared_one(
+    tmp_path: Path, *, is_prepared: bool
+) -> None:
+    """Its copy did not come: the standby was cut off, or it is too large for a message."""
+    documents = [
+        DOCUMENT | {"models": [MODEL | {"name": name} for name in names]} for names in ("a", ("a", "b"))
+    ]
+    older, newer = (Written(parse_config(one, tmp_path), one, tmp_path) for one in documents)
+    with closing(SchedulerShell(older, tmp_path, number=1)) as shell:
+
+        def copy(number: int, written: Written) -> PlanCopy:
+            settings, planning = written.first_plan()
+            about = about_scheduler(settings, written.config.batching, planning)
+            return PlanCopy(16, number, shell._kept.digest, about.decode())
+
+        shell._perform(KeepPlan(copy(1, older)))
+        if is_prepared:
+            shell._perform(PrepareCore())
+        SavedPlan(tmp_path, "scheduler-0", older.document).keep(copy(2, newer))
+        shell._make_core()
+        assert shell._made is not None
+        assert {model.model_id for model in shell._made.settings().models} == {"a", "b"}

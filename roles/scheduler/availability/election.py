@@ -148,7 +148,8 @@ class Election:
         self._asking = Epoch(0)
         """The epoch that it asks for: `epoch`, or the next one."""
         self._in_place_of = 0
-        """The epoch of the scheduler that told this one to take over, in the campaign that followed."""
+        """The epoch of the scheduler that told this one to take over, in the campaign that followed, and for agents that come late."""
+        self._heir_id = ""
         self.is_leaving = False
         """It asks for no epoch any more: its process ends."""
         self._campaign_at_ms = NEVER_MS
@@ -206,16 +207,23 @@ class Election:
         return actions
 
     def take_over(self, epoch: int, now_ms: float) -> Sequence[ElectionAction]:
-        """The scheduler with that epoch is active no more, and wants this one in its place."""
+        """The scheduler with that epoch ends, and wants this one in its place. Nothing where a majority has gone on since."""
         actions: list[ElectionAction] = []
-        if self.state is ElectionState.STANDBY and not self.is_leaving:
+        gone_on = sum(agent.epoch > epoch for agent in self._agents.values())
+        if self.state is ElectionState.STANDBY and not self.is_leaving and gone_on < self._electorate.needed:
             self._campaign(now_ms, actions, epoch)
         self._plan()
         return actions
 
-    def leave(self) -> None:
-        """Ask for no epoch any more: this process ends."""
-        self.is_leaving = True
+    def leave(self, heir_id: str = "") -> None:
+        """Ask for no other epoch any more: this process ends. An active one serves on until `heir_id` has a majority."""
+        self.is_leaving, self._heir_id = True, heir_id
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether enough agents are there, and all that granted it anything granted one epoch: the one that it can give up."""
+        is_steady = self.state is ElectionState.ACTIVE and self._asking == self.epoch
+        return is_steady and len(self.connected) >= self._electorate.needed
 
     @property
     def granted(self) -> frozenset[NodeId]:
@@ -295,8 +303,11 @@ class Election:
 
     @property
     def _is_replaced(self) -> bool:
-        """Whether a majority of the agents has granted another scheduler a higher epoch."""
-        return sum(agent.epoch > self.epoch for agent in self._agents.values()) >= self._electorate.needed
+        """Whether a majority of the agents has granted its successor a higher epoch."""
+        granted = sum(
+            agent.epoch > self.epoch and agent.holder_id == self._heir_id for agent in self._agents.values()
+        )
+        return granted >= self._electorate.needed
 
     def _held_by_enough_until_ms(self) -> float:
         if not self._electorate.has_standby:

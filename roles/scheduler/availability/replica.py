@@ -61,6 +61,7 @@ from fabric.messages import (
     Withdraw,
 )
 from roles.runtime.core import ELECTION, Heard, Lost, Send, Tick
+from roles.runtime.epochs import SCHEDULERS_MAX
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import (
     NOT_OWNER,
@@ -204,6 +205,8 @@ class SchedulerReplica:
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
         self._heir: PeerId | None = None
         """The standby that was told to take over."""
+        self._leaving: set[PeerId] = set()
+        """Standbys that handed over to this one, and end."""
         self._ends_at_ms = NEVER_MS
         """Infinite: nobody asked it to end."""
         self.has_left = False
@@ -212,7 +215,7 @@ class SchedulerReplica:
             LeaseReport: _check_agent,
             SchedulerHello: self._check_scheduler,
             PlanCopy: _check_scheduler_found,
-            TakeOver: _check_scheduler_found,
+            TakeOver: self._check_take_over,
             SliceReady: self._check_early,
         }
         self._checks = PeerChecks(rules, self.offences)
@@ -241,6 +244,7 @@ class SchedulerReplica:
             core is not None
             and type(event) is Heard
             and type(event.message) not in self._also_heard  # nearly all there is
+            and self._heir is None
             and now_ms < self._election.lapses_at_ms
         ):
             sent = core.handle(event, now_ms)
@@ -288,6 +292,7 @@ class SchedulerReplica:
         """
         if isinstance(message, TakeOver):
             self.has_left = True
+            self._look_ahead()
             return
         if isinstance(message, SchedulerHello):
             self._unasked.add(peer)
@@ -354,6 +359,9 @@ class SchedulerReplica:
             case PlanCopy():
                 self._keep(message, actions, now_ms)
             case TakeOver(epoch):
+                self._leaving.update(
+                    one for one, standby in self._standbys.items() if standby.scheduler_id == peer
+                )
                 self._elect(self._election.take_over(epoch, now_ms), actions, now_ms)
             case StatusAsked() if self._core is None:
                 actions.append(Send(peer, self._status()))
@@ -410,6 +418,7 @@ class SchedulerReplica:
         if hello is not None and event.reason != CLOSED and len(self._silent) < FRONTENDS_MAX:
             self._silent[peer] = hello
         self._asked = {asked for asked in self._asked if asked[0] != peer}
+        self._leaving.discard(peer)
         self._early.forget(peer)
         if event.reason == CLOSED:
             self._standbys.pop(peer, None)
@@ -440,7 +449,9 @@ class SchedulerReplica:
         """
         version = (copy.epoch, copy.number)
         if version > self._newest and (self._core is None or copy.epoch > self._election.epoch):
-            self._newest, self._prepare_at_ms = version, now_ms + PREPARE_AFTER_MS
+            self._newest = version
+            if self._heir is None:
+                self._prepare_at_ms = now_ms + PREPARE_AFTER_MS
             actions.append(KeepPlan(copy))
 
     def _tell_again(self, actions: list[ReplicaAction]) -> None:
@@ -462,12 +473,17 @@ class SchedulerReplica:
     def _leave(self, actions: list[ReplicaAction], now_ms: float) -> None:
         """Hand over, if this is the active one, a standby can go on, and the agents can say so."""
         election, electorate = self._election, self._settings.electorate
-        election.leave()
-        heirs = [standby for standby in self._standbys.items() if standby[1].has_plan]
-        if self._core is None or not heirs or len(election.connected) < electorate.needed:
+        heirs = [
+            (peer, standby.scheduler_id)
+            for peer, standby in self._standbys.items()
+            if standby.has_plan and peer not in self._leaving
+        ]
+        if self._core is None or not heirs or not election.may_hand_over:
+            election.leave()
             self.has_left = True
             return
-        self._heir, _ = min(heirs, key=lambda one: electorate.number_of(one[1].scheduler_id))
+        self._heir, heir_id = min(heirs, key=lambda one: electorate.number_of(one[1]))
+        election.leave(heir_id)
         self._ends_at_ms = now_ms + HANDED_OVER_MS
         actions.append(Send(self._heir, TakeOver(election.epoch)))
         self._turn_operators_away(actions)
@@ -540,6 +556,8 @@ class SchedulerReplica:
             status = send.message
             if self._is_fresh and _is_frontend(send.peer) and isinstance(status, Directory):
                 continue
+            if self._heir and isinstance(status, Changed):  # the operator has been turned away
+                continue
             if isinstance(status, StatusListed):
                 counters = Counter(status.counters)
                 counters.update(self.offences.counters)
@@ -574,6 +592,9 @@ class SchedulerReplica:
         return StatusListed(self._own_id, self._settings.pid, (), (), counters, standing=self.standing())
 
     def _look_ahead(self) -> None:
+        if self.has_left:
+            self.wake_at_ms = 0.0  # whoever runs it asks after a turn, and sleeps no more
+            return
         own_moments = self._tell_again_at_ms, self._prepare_at_ms, self._ends_at_ms
         at_ms = min(self._election.wake_at_ms, *own_moments)
         core_at_ms = None if self._core is None else self._core.wake_at_ms
@@ -589,6 +610,12 @@ class SchedulerReplica:
         require_worker(peer, ready)
         if ready.node_id not in self._settings.electorate.agents:
             raise RemoteProtocolError(f"the configuration has no node {ready.node_id}", NOT_OWNER)
+
+    def _check_take_over(self, peer: PeerId, word: TakeOver) -> None:
+        _check_scheduler_found(peer, word)
+        number = self._settings.electorate.number_of(peer)
+        if not word.epoch or word.epoch % SCHEDULERS_MAX != number:
+            raise RemoteProtocolError(f"epoch {word.epoch} is not one of {peer}", NOT_OWNER)
 
     def _check_scheduler(self, peer: PeerId, hello: SchedulerHello) -> None:
         if _is_connected_to(peer):

@@ -9,8 +9,10 @@ that of the highest epoch, and of that the one with the highest number. One of a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -98,6 +100,13 @@ class SavedPlan:
                 return carried
         return None
 
+    @property
+    def state(self) -> object:
+        """Equal as long as `read` finds the same: another scheduler of this host may have written what did not come here."""
+        files = [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in map(_stat, self._paths()) if stat]
+        newest = self.newest
+        return files, None if newest is None else (newest.epoch, newest.number)
+
     def is_due(self, epoch: int, number: int, clock: Clock) -> bool:
         """Whether this scheduler's own plan, so settled, is not what it wrote last.
 
@@ -145,6 +154,12 @@ class SavedPlan:
 
     def _paths(self) -> list[Path]:
         return [self._path.parent / name for name in sorted(self._names)]
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return path.stat()
+    return None
 
 
 def _read(path: Path) -> PlanCopy | None:

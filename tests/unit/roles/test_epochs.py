@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from fabric.ids import Epoch, Incarnation, NodeId, PeerId
+from fabric.ids import Epoch, Incarnation, NodeId, PeerId, SliceId
 from fabric.messages import (
     Arrivals,
     DesiredSlices,
@@ -19,6 +19,8 @@ from fabric.messages import (
     LeaseReport,
     NodeHello,
     SliceReady,
+    SliceState,
+    SliceStatus,
     Withdraw,
 )
 from roles.frontend.core import FrontendCore
@@ -26,7 +28,7 @@ from roles.frontend.events import SchedulerLost, SchedulerSaid, Tell, TurnEnded,
 from roles.gpu_worker.events import Execute, JoinScheduler, PushOutputs
 from roles.gpu_worker.peer_checks import AGENT
 from roles.node_agent.core import AgentSelf, FoundDevices, NodeAgentCore
-from roles.node_agent.events import AgentAction, FollowScheduler
+from roles.node_agent.events import AgentAction, FollowScheduler, Orphan
 from roles.node_agent.lease import KeepLease, LeaseKept, LeaseRecord
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.epochs import GRANTED_LEAP_MAX
@@ -190,6 +192,40 @@ def test_workers_obey_who_hands_over_until_the_next_one_commands() -> None:
     agent.feed(Heard(SCHEDULER, DesiredSlices(1, ()), epoch=Epoch(16)))
     assert agent.core.counters["epochs_refused"] == 1
     assert FollowScheduler(SECOND) in agent.feed(Heard(SCHEDULER, DesiredSlices(1, ()), epoch=Epoch(33)))
+
+
+def handed_over(agent: Agent, now_ms: float) -> Sequence[AgentAction]:
+    """The first one's lease, to the second."""
+    asking = LeaseAsked(str(SECOND), BORN, 33, 1, in_place_of=16)
+    (keep,) = (one for one in agent.core.handle(Heard(SECOND, asking), now_ms) if isinstance(one, KeepLease))
+    return agent.core.handle(LeaseKept(keep.record, is_written=True), now_ms)
+
+
+def commanded(agent: Agent, now_ms: float) -> list[tuple[PeerId, type]]:
+    """What the second one hears when it commands for the first time, beside a status."""
+    return messages(agent.core.handle(Heard(SCHEDULER, DesiredSlices(1, ()), epoch=Epoch(33)), now_ms))
+
+
+def test_a_successor_hears_what_changed_before_it_commanded() -> None:
+    for is_changed in (False, True):
+        agent = Agent()
+        found(agent)
+        agent.grant(FIRST, 16)
+        handed_over(agent, 0.0)
+        if is_changed:
+            agent.core._reports._status[SliceId("x")] = SliceStatus(SliceId("x"), BORN, SliceState.READY)
+        assert ((SCHEDULER, NodeHello) in commanded(agent, 1.0)) == is_changed
+
+
+def test_a_successor_hears_nothing_of_slices_before_the_agents_orphans_are_settled() -> None:
+    """It would have started them twice."""
+    own = AgentSelf(NodeId("a"), BORN, "node-a", 1, True, LeaseRecord(Epoch(16), str(FIRST), BORN))
+    orphan = Orphan("worker-a-7", 77, Incarnation("old"), is_mps=False)
+    agent = Agent()
+    agent.core = NodeAgentCore(own, FoundDevices((), orphans=(orphan,)))
+    found(agent)
+    said = [*messages(handed_over(agent, 100.0)), *commanded(agent, 101.0)]
+    assert NodeHello not in {kind for _, kind in said}
 
 
 def test_an_agent_whose_holder_gave_up_another_epoch_keeps_to_it() -> None:

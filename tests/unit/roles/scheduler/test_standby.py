@@ -423,6 +423,7 @@ def test_operators_are_turned_away_while_it_hands_over() -> None:
 
 @pytest.mark.parametrize("how", ["nobody takes over", "the heir is lost", "the heir does not hear it"])
 def test_a_handover_does_not_wait_for_ever(how: str) -> None:
+    """Nor does whoever runs it sleep: it asks after a turn whether it is over."""
     stage = handing_over()
     if how == "the heir is lost":
         stage.replica.handle(Lost(OTHER, CLOSED), stage.now_ms)
@@ -432,6 +433,51 @@ def test_a_handover_does_not_wait_for_ever(how: str) -> None:
         stage.now_ms += HANDED_OVER_MS
         stage.tick()
     assert stage.replica.has_left
+    assert stage.replica.wake_at_ms == 0.0
+
+
+def test_an_operator_who_was_turned_away_hears_nothing_more() -> None:
+    stage = Stage()
+    stage.take_over()
+    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    operator = PeerId(f"{OPERATOR}/1")
+    stage.hear(operator, ModelsRemove(3, ()))
+    ((_, answer),) = told(stage.replica.handle(StopAsked(), stage.now_ms), Changed)
+    assert isinstance(answer, Changed)
+    assert (answer.request_no, answer.code) == (3, NOT_ACTIVE)
+    stage.cores[0].answers[PlanMade] = Send(operator, Changed(3, "ok"))
+    assert told(stage.hear(PLANNER, PlanMade(1)), Changed) == []
+
+
+def test_only_what_its_successor_was_granted_replaces_it() -> None:
+    stage = handing_over()
+    of_another = LeaseReport(NODE, stage.replica.epoch + 17, "scheduler-2", BORN, is_free=True)
+    assert stage.hear(AGENT, of_another) == []
+
+
+def test_nobody_hands_over_to_one_that_hands_over() -> None:
+    stage = Stage()
+    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False))
+    ((_, ask),) = told(stage.hear(SOURCE, TakeOver(16)), LeaseAsked)
+    assert isinstance(ask, LeaseAsked)
+    stage.hear(AGENT, LeaseReport(NODE, 33, "scheduler-1", BORN, is_free=False, number=ask.number))
+    assert told(stage.replica.handle(StopAsked(), stage.now_ms), TakeOver) == []
+    assert stage.replica.has_left
+
+
+@pytest.mark.parametrize("epoch", [0, 17, 18])
+def test_nobody_gives_up_what_is_not_its_own(epoch: int) -> None:
+    stage = Stage()
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False))
+    assert stage.hear(SOURCE, TakeOver(epoch)) == []
+    assert stage.replica.offences.counters
+
+
+def test_a_word_that_comes_when_a_majority_has_gone_on_means_nothing() -> None:
+    stage = Stage()
+    stage.hear(AGENT, LeaseReport(NODE, 32, "scheduler-0", BORN, is_free=False))
+    assert stage.hear(SOURCE, TakeOver(16)) == []
 
 
 def test_without_a_standby_that_has_the_plan_it_ends_at_once() -> None:
