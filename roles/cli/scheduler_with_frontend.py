@@ -42,9 +42,16 @@ def run_on_one_loop(
             frontend_shell.announce()
             scheduler_shell.announce()
             roles: list[Role[Any, Any]] = [frontend_shell.role, scheduler_shell.role]
-            run_roles(roles, lambda: frontend_shell.is_drained, scheduler_shell.on_defect.end)
-            leaving.post(StopAsked())
-            run_roles(roles, lambda: scheduler_shell.has_left, scheduler_shell.on_defect.end)
+            is_told = False
+
+            def is_over() -> bool:
+                nonlocal is_told
+                if frontend_shell.is_drained and not is_told:
+                    is_told = True
+                    leaving.post(StopAsked())
+                return scheduler_shell.has_left and frontend_shell.is_drained
+
+            run_roles(roles, is_over, scheduler_shell.on_defect.end)
         finally:
             frontend_shell.close()
     finally:

@@ -52,11 +52,11 @@ class Drain:
         return [(client, Unready(self._incarnation)) for client in self._clients]
 
     def wake_at_ms(self, now_ms: float) -> float | None:
-        """When it may be over though nothing happens."""
+        """When it may be over though nothing happens; None: it is over by now, or does not end."""
         if self._since_ms is None:
             return None
-        underway_until_ms = self._since_ms + UNDERWAY_MS
-        return underway_until_ms if now_ms < underway_until_ms else self._since_ms + DRAIN_MS_MAX
+        moments = self._since_ms + UNDERWAY_MS, self._since_ms + DRAIN_MS_MAX
+        return next((moment for moment in moments if now_ms < moment), None)
 
     def is_over(self, pending: int, now_ms: float) -> bool:
         """Whether this process may end."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from fabric.ids import BatchId
+from fabric.messages import PlanCopy
 from policies.batching.per_subcluster import per_subcluster
 from policies.batching.registry import make_discipline
 from roles.config.cluster import PolicyChoice
@@ -18,6 +19,16 @@ from roles.scheduler.settings import SchedulerSettings
 # Before anything was measured: a first transfer also opens the socket it goes by. Both are soon replaced.
 FIRST_GUARD_MS: Final = 2.0
 FIRST_TRANSFER_MS: Final = 5.0
+
+
+class Prepared(NamedTuple):
+    """A core that has heard nothing yet, and the plan that it is of."""
+
+    core: SchedulerCore
+    settings: SchedulerSettings
+    planning: ControllerSettings
+    settled: PlanCopy
+    kept: object  # then
 
 
 def begun_anew(settings: SchedulerSettings, role_id: str, first_batch_id: BatchId) -> SchedulerSettings:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -51,11 +50,11 @@ from roles.scheduler.availability.replica import (
     ReplicaSettings,
     SchedulerReplica,
 )
-from roles.scheduler.build import begun_anew, scheduler_core
+from roles.scheduler.build import Prepared, begun_anew, scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.desired_state import ControllerSettings
-from roles.scheduler.planning.saved_plan import Begun, SavedPlan
+from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import SchedulerSettings
@@ -66,16 +65,6 @@ from roles.scheduler.surroundings import (
     SchedulerSurroundings,
     configured_addresses,
 )
-
-
-class Prepared(NamedTuple):
-    """A core that has heard nothing yet, and the plan that it is of."""
-
-    core: SchedulerCore
-    settings: SchedulerSettings
-    planning: ControllerSettings
-    settled: PlanCopy
-    kept: object  # then
 
 
 class SchedulerShell:
@@ -212,18 +201,24 @@ class SchedulerShell:
             other.close()
         self.link.close()
 
-    def _prepare(self, begun: Begun) -> Prepared:
-        settings, planning = begun
+    def _prepare(self, *, may_plan: bool = True) -> Prepared | None:
+        """A core of the newest plan that is known here. Not `may_plan`: None where one would have to be made, which may take long."""
+        kept = self._kept.state  # before it is read: what is written meanwhile is newer
+        begun = self._kept.read()
+        if begun is None and not may_plan:
+            return None
+        settings, planning = begun or self._first or self._written.first_plan()
         settled = self._copy_of(settings, planning, 0)
         settings = begun_anew(settings, self._role_id, self._surroundings.first_batch_id())
         core = scheduler_core(settings, self._config.batching, planning)
-        return Prepared(core, settings, planning, settled, self._kept.state)
+        return Prepared(core, settings, planning, settled, kept)
 
     def _make_core(self) -> MessageCore:
         """A fresh one, of the newest plan."""
         prepared = self._prepared
         if prepared is None or prepared.kept != self._kept.state:
-            prepared = self._prepare(self._kept.read() or self._first or self._written.first_plan())
+            prepared = self._prepare()
+            assert prepared is not None, "it may plan"
         core, settings, planning, self._settled, _ = prepared
         self._made, self._prepared = core, None
         if self._is_alone:
@@ -247,9 +242,11 @@ class SchedulerShell:
                 self._prepared = None
                 self._kept.keep(copy)
             case PrepareCore():
-                begun = self._kept.read()
-                # Without one the plan would have to be made, which may take long: only where it is needed.
-                self._prepared = None if begun is None else self._prepare(begun)
+                try:
+                    self._prepared = self._prepare(may_plan=False)
+                # Whatever it is, it is no reason to stand by no more: a take-over tries again.
+                except Exception as error:  # noqa: BLE001
+                    log.error("plan_not_prepared error=%r", error)
             case EpochTaken(epoch):
                 self._outbox.flush()  # what was decided before has the epoch of then
                 self.link.epoch = epoch

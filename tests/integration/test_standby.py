@@ -276,3 +276,19 @@ def test_a_newer_plan_on_this_hosts_disk_counts_for_more_than_a_prepared_one(
         shell._make_core()
         assert shell._made is not None
         assert {model.model_id for model in shell._made.settings().models} == {"a", "b"}
+
+
+def test_a_plan_of_which_no_core_can_be_made_keeps_nobody_from_standing_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
+    with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        settings, planning = written.first_plan()
+        about = about_scheduler(settings, written.config.batching, planning).decode()
+        shell._perform(KeepPlan(PlanCopy(16, 1, shell._kept.digest, about)))
+        with monkeypatch.context() as broken:
+            broken.setattr("roles.scheduler.shell.scheduler_core", lambda *_: int("zz"))
+            shell._perform(PrepareCore())
+        assert "plan_not_prepared" in caplog.text
+        shell._make_core()
+        assert shell._made is not None

@@ -332,7 +332,8 @@ class Election:
     def _campaign(self, now_ms: float, actions: list[ElectionAction], in_place_of: int = 0) -> None:
         self._step(ElectionTransition.CAMPAIGN)
         self._in_place_of = in_place_of
-        self._overdue_at_ms = now_ms + CANDIDATE_MS
+        # Whoever hands over stops for grants that count here as long as this: none of them may come too late to be counted.
+        self._overdue_at_ms = now_ms + (HELD_MS if in_place_of else CANDIDATE_MS)
         self._asking = epoch_above(self._highest(), self._number)
         self._ask_all(now_ms, actions)
 

@@ -95,14 +95,14 @@ TELL_AGAIN_MS: Final = 100.0
 ASKED_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents to grant an epoch and say what is ready on their nodes, and for these slices' workers to say so."""
+SETTLED_MS: Final = GATHER_MS + 50.0
+"""That this one stays once another is active: frontends go by the next one then, and what its end costs the host delays nobody."""
 GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
-SETTLED_MS: Final = 100.0
-"""That this one stays once another is active: what its end costs the host is not to delay what the other one does first."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
 """What a frontend says to a scheduler that it takes for the one that lists it."""
 _GATHERED: Final = _LOOKED_AT | {SliceChanged} | _OF_FRONTENDS
@@ -277,7 +277,7 @@ class SchedulerReplica:
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
         self._open_if_gathered(actions, now_ms)
-        self._end_if_replaced(now_ms)
+        self.has_left = self.has_left or now_ms >= self._ends_at_ms
         self._look_ahead()
         return actions
 
@@ -488,18 +488,13 @@ class SchedulerReplica:
         actions.append(Send(self._heir, TakeOver(election.epoch)))
         self._turn_operators_away(actions)
 
-    def _end_if_replaced(self, now_ms: float) -> None:
-        if self._heir is None:
-            return
-        if self._core is None:
-            self._ends_at_ms = min(self._ends_at_ms, now_ms + SETTLED_MS)
-        self.has_left = self.has_left or now_ms >= self._ends_at_ms
-
     def _elect(self, decided: Iterable[ElectionAction], actions: list[ReplicaAction], now_ms: float) -> None:
         for action in decided:
             actions.append(action)
             if isinstance(action, LeaseLapsed):
                 self._turn_operators_away(actions)
+                if self._heir:
+                    self._ends_at_ms = now_ms + (SETTLED_MS if action.is_handed_over else 0.0)
                 self._core = self._gathering = None
                 self._also_heard = _LOOKED_AT
             elif isinstance(action, EpochTaken):

@@ -169,6 +169,19 @@ def test_a_campaign_that_fails_is_tried_again_later() -> None:
     assert {message.epoch for message in again.values()} == {32}
 
 
+def test_grants_for_which_another_one_stops_are_not_too_late() -> None:
+    """Agents may write for longer than a campaign lasts: who hands over serves meanwhile, and stops when they have."""
+    one, former = election(1), active(election(0))
+    hear(one, [held("a", 16, 0), held("b", 16, 0)], 0.0)
+    former.leave("scheduler-1")
+    asks = asked(one.take_over(former.epoch, 0.0))
+    one.tick(CANDIDATE_MS)
+    reports = [held(name, 33, 1, asks[agent(name)].number) for name in "ab"]
+    late_ms = HELD_MS - 1.0
+    former.heard(agent("c"), held("c", 16, 0), 100.0)
+    assert EpochTaken(Epoch(33)) in hear(one, reports, late_ms)
+
+
 def test_a_lost_agents_grant_ends_by_itself() -> None:
     one = active(election())
     assert list(one.lost(agent("a"), 10.0)) == []
