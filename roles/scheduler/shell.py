@@ -370,10 +370,10 @@ class SchedulerShell:
             if controller.is_steady and controller.settled != self._settled.number:
                 self._settled = self._copy_of(core.settings(), controller.settings(), controller.settled)
             epoch = self._replica.epoch  # until one is granted another plan would count for more
-            # An epoch that began with this plan is of use at once, and the plan is on the disk with the one before.
-            may_wait = not self._replica.is_open and not self._settled.number
-            if epoch != NO_EPOCH and not may_wait and kept.is_due(epoch, self._settled.number, self._clock):
-                # Before anybody hears that it is settled.
+            if epoch != NO_EPOCH and kept.is_due(epoch, self._settled.number, self._clock):
+                # Before anybody hears that it is settled; what it began with nobody asked for, and agents wait for their epoch.
+                if not self._settled.number:
+                    self._outbox.flush()
                 copy = self._copy()
                 kept.write(copy, self._clock.now_ms())
                 self._send_copy(self._replica.plan_changed(), copy)

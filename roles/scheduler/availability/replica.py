@@ -232,11 +232,6 @@ class SchedulerReplica:
         """The one that was granted last."""
         return self._election.epoch
 
-    @property
-    def is_open(self) -> bool:
-        """Whether frontends have heard of its epoch."""
-        return self._gathering is None
-
     def handle(self, event: ReplicaEvent, now_ms: float) -> Sequence[ReplicaAction]:
         """Take one event; see `roles.runtime.core.Core`. A lease that has lapsed is noticed before anything else."""
         core = self._core
