@@ -1,12 +1,13 @@
 """Whose commands count on this node: the highest epoch that the agent granted, and until when no other gets one.
 
 The agent grants an epoch if it is higher than all it granted before, and the scheduler that holds the lease has not
-renewed it for `LEASE_MS`, or its connection was closed, or it asks itself, or gave it up to the asker. What is granted is written down before
-it is answered (`KeepLease`, `LeaseKept`), so that no restart takes it back: an agent that starts again counts the
-lease that it finds as granted just now.
+renewed it for `LEASE_MS`, or its connection was closed, or it asks itself, or gave it up to the asker. What is granted
+is written down before it is answered (`KeepLease`, `LeaseKept`), so that no restart takes it back: an agent that starts
+again counts the lease that it finds as granted just now.
 
 Workers take commands of the epoch that their agent told them last and of no other, so two schedulers never command one
-worker, whatever they believe. That is the one it granted last; where a scheduler hands over, once its successor commands. The lease only keeps a scheduler that serves well from being replaced.
+worker, whatever they believe. That is the one it granted last; where a scheduler hands over, once its successor
+commands. The lease only keeps a scheduler that serves well from being replaced.
 """
 
 from __future__ import annotations

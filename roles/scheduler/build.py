@@ -28,7 +28,8 @@ class Prepared(NamedTuple):
     settings: SchedulerSettings
     planning: ControllerSettings
     settled: PlanCopy
-    kept: object  # then
+    kept: object
+    """What was kept when the plan was read (`SavedPlan.state`)."""
 
 
 def begun_anew(settings: SchedulerSettings, role_id: str, first_batch_id: BatchId) -> SchedulerSettings:

@@ -70,8 +70,8 @@ from roles.scheduler.surroundings import (
 class SchedulerShell:
     """Does what the core decides, with the links of one scheduler; `number`: which of the cluster's.
 
-    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`, until it has left as `stop` told it to. Raises ConfigError for a plan that
-    cannot be, an address in use, or a journal that may not be written.
+    It serves at the run directory's ipc address, at `listen.control` and at `addresses.control`, until it has left as `stop` told it to.
+    Raises ConfigError for a plan that cannot be, an address in use, or a journal that may not be written.
     """
 
     def __init__(
@@ -101,7 +101,6 @@ class SchedulerShell:
         self._role_id = role_id = scheduler_id(number)
         self._clock = clock = own.clock
         electorate = Electorate(frozenset(node.node_id for node in config.nodes), len(peers), role_ids)
-        self._is_alone = not electorate.has_standby
         # Roles that hosts keep alive one by one: what serves goes on when the file changes. Else all begin together.
         is_placed = bool(addresses.control)
         self._kept = SavedPlan(
@@ -153,6 +152,7 @@ class SchedulerShell:
             ReplicaSettings(own.incarnation, electorate, rank, os.getpid(), shard, shards),
             self._make_core,
         )
+        self._core = self._made  # without a standby one is there from the start
         page = addresses.metrics
         self._metrics = page_server(page, role_id, clock)
         asked: list[Source[ReplicaEvent]] = (
@@ -221,8 +221,6 @@ class SchedulerShell:
             assert prepared is not None, "it may plan"
         core, settings, planning, self._settled, _ = prepared
         self._made, self._prepared = core, None
-        if self._is_alone:
-            self._core = core
         log.info("plan_begins models=%d slices=%d", len(settings.models), len(settings.slices))
         for model_id, reason in settings.unplaced.items():
             log.warning("model_unplaced model=%s reason=%r", model_id, reason)

@@ -95,14 +95,14 @@ TELL_AGAIN_MS: Final = 100.0
 ASKED_MAX: Final = 4_096
 GATHER_MS: Final = 250.0
 """For agents to grant an epoch and say what is ready on their nodes, and for these slices' workers to say so."""
-SETTLED_MS: Final = GATHER_MS + 50.0
-"""That this one stays once another is active: frontends go by the next one then, and what its end costs the host delays nobody."""
 GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
+SETTLED_MS: Final = GATHER_MS + 50.0
+"""That this one stays once another is active: frontends go by the next one then, and what its end costs the host delays nobody."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
 """What a frontend says to a scheduler that it takes for the one that lists it."""
 _GATHERED: Final = _LOOKED_AT | {SliceChanged} | _OF_FRONTENDS
