@@ -77,16 +77,24 @@ class Central(Matchmaker):
     def add_slice(self, slice_: BatchSlice, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`. A table in place of another one costs the other models of the slice next to nothing."""
         out: list[BatchDecision] = []
+        former = self._fleet.slices.get(slice_.slice_id)
+        left = None if former is None else former.pool
         self._repool(self._fleet.put(slice_), now_ms, out)
-        pool = self._fleet.slices[slice_.slice_id].pool
-        if pool is not None and (pool.waiting or pool.early):
-            self._serve(pool, now_ms, out)
+        joined = self._fleet.slices[slice_.slice_id].pool
+        for pool in (joined,) if left is joined else (left, joined):
+            if pool is not None and (pool.waiting or pool.early):
+                self._serve(pool, now_ms, out)
         return out
 
     def remove_slices(self, slice_ids: Collection[SliceId], now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         out: list[BatchDecision] = []
+        slices = [self._fleet.slices[slice_id] for slice_id in slice_ids if slice_id in self._fleet.slices]
+        left = {id(slice_.pool): slice_.pool for slice_ in slices}
         self._repool({one for slice_id in slice_ids for one in self._fleet.drop(slice_id)}, now_ms, out)
+        for pool in left.values():
+            if pool is not None and pool.early:  # of its reserve less is kept now
+                self._serve(pool, now_ms, out)
         return out
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:

@@ -124,8 +124,9 @@ class Pool(Generic[WaiterT]):
         self.free_from(slice_, slice_.free_at_ms)
 
     def leave(self, slice_: Slice) -> None:
-        """The slice belongs to no pool."""
+        """The slice belongs to no pool. One less is kept in reserve: as many as before may be taken early."""
         slice_.pool = None
+        self.reserve = max(0, self.reserve - 1)
         slice_.is_listed = False
         self.idle -= slice_.is_idle
         slice_.is_idle = False

@@ -258,6 +258,38 @@ def test_bursts_fill_batches_without_holding(burst: int, held: bool) -> None:
     assert all(plan is not None and (plan.timeout_ms > 0.0) is held for plan in plans)
 
 
+@pytest.mark.parametrize("slo_ms", [100.0, 500.0, 2500.0])
+@pytest.mark.parametrize("leaving", [["s0"], ["s1"], ["s2"], ["s0", "s1"], ["s1", "s2"]], ids="-".join)
+@pytest.mark.parametrize("is_slower", [False, True])
+def test_nobody_waits_because_a_slice_has_left(slo_ms: float, leaving: list[str], is_slower: bool) -> None:
+    """Half a slice's worth of work: one of three serves whoever comes, two could be released. Whichever leaves, what is left serves as before.
+
+    `is_slower`: it does not leave, but is found to be slower, and with that another kind of slice.
+    """
+    table, slower = linear(1, 9, 64), linear(2, 18, 64)
+
+    def longest_wait_ms(changed: list[str]) -> float:
+        to = Stage(make_discipline("tenuto"))
+        to.model("m", slo_ms)
+        for order in range(3):
+            to.slice(f"s{order}", hosted("m", table), order=order)
+        for step in range(400):
+            to.until(step * 20.0, is_inclusive=False)
+            if step == 200:
+                for name in changed:
+                    if is_slower:
+                        to.slice(name, hosted("m", slower), order=int(name[1:]))
+                    else:
+                        to.unslice(name)
+            to.arrive("m", slo_ms)
+        to.drain()
+        assert to.count("ran") == 400
+        after = [batch for batch in to.batches if batch.sent_at_ms >= 200 * 20.0]
+        return max(batch.end_at_ms - 20.0 * (batch.seqs[0] - 1) for batch in after)
+
+    assert longest_wait_ms(leaving) <= 2 * (slower[0] if is_slower else longest_wait_ms([]))
+
+
 def test_who_loses_more_than_the_others_stops_holding_and_giving_up_heads() -> None:
     many = [prospect_of(300.0) for _ in range(4)]
     calm, unlucky = plan_holds(many, [0.0, 0.1, 0.0, 0.0], 3, mean=0.01)[:2]
