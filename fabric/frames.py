@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from fabric import codec, tensors
+from fabric import codec
 from fabric.codec import Buffer
 from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolError
 from fabric.ids import Epoch, PeerId
@@ -56,6 +56,8 @@ def pack(
         return _packed(Parcel((), message))
     if len(named) > TENSORS_MAX:
         raise LocalProtocolError(f"{len(named)} tensors in one message, at most {TENSORS_MAX} are allowed")
+    from fabric import tensors  # noqa: PLC0415  NumPy: who never has tensors does without
+
     specs: list[TensorSpec] = []
     travelling: list[memoryview] = []
     size = shared_size = 0
@@ -111,7 +113,9 @@ def split(
     envelope = codec.decode(parts[0], header_bytes_max)
     if len(parts) == 1 and not any(parcel.tensors for parcel in envelope.parcels):
         return envelope, [()] * len(envelope.parcels)
-    described = [[(spec, tensors.size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]
+    from fabric.tensors import size_of  # noqa: PLC0415  NumPy: who never has tensors does without
+
+    described = [[(spec, size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]
     size = sum([size for specs in described for _, size in specs])
     if size > payload_bytes_max:
         raise RemoteProtocolError(f"payload of {size} bytes")
@@ -142,6 +146,8 @@ class _Frames:
 
     def tensor(self, spec: TensorSpec, size: int) -> NamedTensor:
         """The next one."""
+        from fabric.tensors import from_frame  # noqa: PLC0415  `split` has it
+
         place: Region | None = None
         if spec.at is not None:
             if self._borrowed is None:
@@ -153,7 +159,7 @@ class _Frames:
         else:
             frame = self._small[self._offset : self._offset + size]
             self._offset += size + -size % ALIGNMENT
-        return NamedTensor(spec.name, tensors.from_frame(spec, frame), place)
+        return NamedTensor(spec.name, from_frame(spec, frame), place)
 
     def end(self) -> None:
         """Nothing may be left over."""

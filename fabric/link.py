@@ -7,19 +7,21 @@ peer is gone: the caller knows what that means for its message (refuse, shed, co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from fabric.ids import Epoch, PeerId
 from fabric.messages import AnyMessage, Parcel
 from fabric.shared_memory import Region
 
+if TYPE_CHECKING:  # NumPy takes three tenths of a start: who never has tensors does without
+    import numpy as np
+    from numpy.typing import NDArray
+
 NO_EPOCH = Epoch(0)
 
-Tensor = NDArray[np.generic]
+Tensor: TypeAlias = "NDArray[np.generic]"
 
 
 class NamedTensor(Struct, gc=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -53,41 +53,6 @@ def share(tensor: NamedTensor, arena: Arena) -> bool:
     tensor.array = from_frame(spec, place.data)
     tensor.place = place
     return True
-
-
-class ArenaSharing:
-    """An arena made when the first tensor needs it, for tensors of at least so many bytes.
-
-    Where there is no room for one, or the system gives no memory, it has no place and travels.
-    """
-
-    def __init__(self, bytes_max: int, tensor_bytes_min: int) -> None:
-        self._bytes_max = bytes_max
-        self._tensor_bytes_min = tensor_bytes_min
-        self._arena: Arena | None = None
-        self._is_refused = False
-
-    def share(self, tensors: Sequence[NamedTensor]) -> None:
-        """Let the large ones lie in shared memory. Raises LocalProtocolError like `to_frame`."""
-        for tensor in tensors:
-            if tensor.place is None and tensor.array.nbytes >= self._tensor_bytes_min:
-                arena = self._opened()
-                if arena is not None:
-                    share(tensor, arena)
-
-    def close(self) -> None:
-        """Readers keep what they have open."""
-        if self._arena is not None:
-            self._arena.close()
-            self._arena, self._is_refused = None, True  # tensors that lie in it keep it
-
-    def _opened(self) -> Arena | None:
-        if self._arena is None and not self._is_refused:
-            try:
-                self._arena = Arena(self._bytes_max)
-            except OSError:
-                self._is_refused = True
-        return self._arena
 
 
 def size_of(spec: TensorSpec) -> int:

@@ -19,9 +19,8 @@ from fabric.learned_margin import LearnedWay
 from fabric.link import NamedTensor, Received
 from fabric.messages import AnyMessage, Infer, ModelInfo, Ping, Pong, Unready
 from fabric.outbox import Outbox
-from fabric.shared_memory import is_shared_with
+from fabric.shared_memory import ArenaSharing, is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
-from fabric.tensors import ArenaSharing
 
 FRONTEND: Final = PeerId("frontend")  # what this side calls it; a connection leads to one only
 GREET_EVERY_MS: Final = 50.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-
-import numpy as np
-from numpy.typing import ArrayLike
+from numbers import Complex, Real
+from typing import TYPE_CHECKING, TypeAlias
 
 from fabric.client.client_options import ClientOptions
 from fabric.errors import InvalidInput, TooLarge
@@ -15,7 +14,12 @@ from fabric.link import NamedTensor, Tensor
 from fabric.messages import PRIORITY_MAX, TENSORS_MAX
 from fabric.policy_options import written
 
-Inputs = Mapping[str, ArrayLike | bytes]
+if (
+    TYPE_CHECKING
+):  # most commands talk to a cluster without tensors, and NumPy would be a third of what they take
+    from numpy.typing import ArrayLike
+
+Inputs: TypeAlias = "Mapping[str, ArrayLike | bytes]"
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
 
 
@@ -73,7 +77,7 @@ def plain_budget(budget_ms: float | None) -> float | None:
         return None
     try:
         # Compared first: float() takes texts and spans of time, too. numpy compares complex numbers, Python does not.
-        is_one = budget_ms > 0.0 and not isinstance(budget_ms, np.complexfloating)
+        is_one = budget_ms > 0.0 and not _is_complex(budget_ms)
         number = float(budget_ms) if is_one else 0.0
     except Exception:  # noqa: BLE001  somebody else's class, which may raise anything
         number = 0.0
@@ -85,7 +89,13 @@ def plain_budget(budget_ms: float | None) -> float | None:
     return number
 
 
+def _is_complex(number: object) -> bool:
+    return isinstance(number, Complex) and not isinstance(number, Real)
+
+
 def _as_tensor(name: str, value: ArrayLike | bytes) -> NamedTensor:
+    import numpy as np  # noqa: PLC0415  see above
+
     if not isinstance(name, str):
         raise InvalidInput(f"an input is named {written(name)}; names are texts")
     plain = _plain_name(name, "an input's name")

@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-
 from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
 from fabric.frames import ALIGNMENT, SMALL_BELOW_BYTES
@@ -238,6 +236,8 @@ class LocalStream:
             self._take_up_to(start + size)
             return _cut_up(memoryview(data), start, lengths)
         if size > SMALL_BELOW_BYTES:
+            import numpy as np  # noqa: PLC0415  who never has tensors does without
+
             try:
                 self._large = np.empty(size, np.uint8).data  # pages come as they are filled
             except MemoryError as error:

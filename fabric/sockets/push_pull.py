@@ -23,7 +23,7 @@ from fabric.ids import Incarnation, PeerId
 from fabric.ipc import IPC, check_not_foreign, nearest, stream_path_of
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
-from fabric.shared_memory import is_shared_with, memory_address
+from fabric.shared_memory import ArenaSharing, is_shared_with, memory_address
 from fabric.sockets.base import (
     COPY_BELOW_BYTES,
     InFlight,
@@ -39,7 +39,6 @@ from fabric.sockets.base import (
 from fabric.sockets.local_stream import LocalStream
 from fabric.sockets.local_streams import FLUSH_MS, LocalStreams
 from fabric.sockets.options import LinkOptions
-from fabric.tensors import ArenaSharing
 
 
 class PushOptions(Struct, frozen=True):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from fabric.errors import ConfigError
-from policies.graphs.budgets import Budgets, RunTimes, equal, nexus, pooled, proportional
 from policies.graphs.deadline_rules import Carried, DeadlineRule, Pard, Split
 from policies.graphs.fan_outs import FanOut as FanOut
-from policies.graphs.graph import Graph
+from policies.graphs.graph import Budgets, Graph, RunTimes
 from policies.graphs.stage_times import Measured
 
 DEFAULT = "carried"
@@ -52,6 +51,13 @@ class ApplicationPlan(Struct, frozen=True):
 
         Raises ConfigError where the graph or its SLO are not for that rule.
         """
+        from policies.graphs.budgets import (  # noqa: PLC0415  NumPy: few roles have applications
+            equal,
+            nexus,
+            pooled,
+            proportional,
+        )
+
         graph, demand = self.graph, self.graph.demand()
         if rule == "nexus" and not graph.is_tree:
             raise ConfigError(

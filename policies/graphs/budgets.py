@@ -12,15 +12,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from policies.graphs.graph import Graph
+from policies.graphs.graph import Budgets, Graph, RunTimes
 from policies.graphs.nexus_program import Costs, divide
 
 STEPS = 500  # of an SLO: Nexus' own example has as many
 _ROUNDS = 4  # of rate and budgets, each from the other: they settle within three
-
-RunTimes = Mapping[str, Sequence[float]]
-"""By stage: l(b) of its model at index b - 1, never falling."""
-Budgets = dict[str, float]
 
 
 def equal(graph: Graph, slo_ms: float) -> Budgets:

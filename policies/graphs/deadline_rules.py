@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from policies.graphs.budgets import Budgets, RunTimes, pooled
-from policies.graphs.graph import Graph
+from policies.graphs.graph import Budgets, Graph, RunTimes
 from policies.graphs.stage_times import Measured
 
 EPOCH_MS = 1_000.0
@@ -77,6 +76,8 @@ class Carried:
         demand = self._graph.demand(self._measured.fan_outs)
         if all(abs(demand[name] - known) <= _DRIFT * known for name, known in self._demand.items()):
             return
+        from policies.graphs.budgets import pooled  # noqa: PLC0415  NumPy: few roles have applications
+
         budgets_ms = pooled(self._graph, self._slo_ms, self._run_ms, demand, self._gpus)
         if budgets_ms is not None:
             self._demand, self._behind_ms = demand, self._graph.behind_ms(budgets_ms)

@@ -18,6 +18,10 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.policy_options import shown, suggestion
 
+RunTimes = Mapping[str, Sequence[float]]
+"""By stage: l(b) of its model at index b - 1, never falling."""
+Budgets = dict[str, float]
+"""By stage: ms."""
 STAGES_MAX = 64
 FAN_OUT_MAX = 64
 """Requests of one stage that one answer may start; what is drawn or found beyond them is cut off."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
 from policies.graphs import ApplicationPlan
-from policies.graphs.bottleneck import bottleneck
 from policies.placement.common.base import Decision, GpuSlot, Placement, PlannedModel, Profiles
 from profiles.model import ModelProfile
 
@@ -23,6 +22,8 @@ def limits(
 
     A stage's batch may take half of its model's SLO, as in squishy packing.
     """
+    from policies.graphs.bottleneck import bottleneck  # noqa: PLC0415  NumPy: few roles have applications
+
     gpu_types = {gpu.index: gpu.gpu_type for gpu in gpus}
     found = []
     for plan in plans:

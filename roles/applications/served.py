@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -53,6 +52,8 @@ class FanOutDraws:
     """How many tasks follow an answer, drawn by the seed, the request and the stage alone: the same under every rule and discipline."""
 
     def __init__(self, served: ServedApplication) -> None:
+        import numpy as np  # noqa: PLC0415  few frontends have applications
+
         plan = served.plan
         own = random.Random(f"{served.seed}/fan-outs/{plan.name}")
         # numpy's frozen stream (NEP 19), as in roles/workload/arrivals.py.

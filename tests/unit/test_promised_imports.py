@@ -57,3 +57,25 @@ def test_a_role_starts_without_what_only_keys_and_pages_need(role: str) -> None:
     code = f"import sys, roles.{role}.shell; print(*sorted({{'asyncio', 'ssl', 'email', 'torch'}} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "roles.scheduler.shell",
+        "roles.node_agent.shell",
+        "roles.runtime.running_cluster",
+        "roles.cli.role_commands",
+        *(f"roles.cli.{name}" for name in ("status", "restart", "models", "health", "top", "doctor", "keys")),
+        "fabric.client",
+    ],
+)
+def test_what_never_has_tensors_starts_without_numpy(module: str) -> None:
+    """It would be three tenths of a start, and 10 MB."""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; print('numpy' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "False"

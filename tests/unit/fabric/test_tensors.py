@@ -9,6 +9,7 @@ from fabric import tensors
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import TensorSpec
+from fabric.shared_memory import ArenaSharing
 
 
 def test_a_contiguous_array_is_viewed_not_copied() -> None:
@@ -93,7 +94,7 @@ def test_where_the_system_gives_no_memory_tensors_travel(monkeypatch: pytest.Mon
         raise OSError(errno.EFBIG, "File too large")
 
     monkeypatch.setattr("os.ftruncate", refuse)
-    sharing = tensors.ArenaSharing(1 << 20, 16)
+    sharing = ArenaSharing(1 << 20, 16)
     tensor = NamedTensor("x", np.ones(16))
     sharing.share([tensor])
     sharing.share([tensor])
@@ -102,7 +103,7 @@ def test_where_the_system_gives_no_memory_tensors_travel(monkeypatch: pytest.Mon
 
 
 def test_only_large_tensors_are_shared_and_only_once() -> None:
-    sharing = tensors.ArenaSharing(1 << 20, 64)
+    sharing = ArenaSharing(1 << 20, 64)
     large, small = NamedTensor("x", np.ones(8)), NamedTensor("y", np.ones(7))
     sharing.share([large, small])
     place = large.place
