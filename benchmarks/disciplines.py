@@ -1,6 +1,6 @@
 """Goodput of `tenuto` beside deferred and eager batching, each with both drop rules, on the same arrivals.
 
-    python -m benchmarks.disciplines run RESULTS.json [--set table] [--seconds 40] [--seeds 1,2,3] [--processes 2] [--only tenuto]
+    python -m benchmarks.disciplines run RESULTS.json [--set table | --drawn-from SEED] [--seconds 40] [--seeds 1,2,3] [--processes 2] [--only tenuto]
     python -m benchmarks.disciplines table RESULTS.json
 
 Goodput is the highest total rate at which every model's bad rate is under 1 %. Disciplines are played directly on
@@ -140,24 +140,26 @@ CASES: Sequence[Case] = (
 )
 
 
-def held_out() -> list[Case]:
-    """Fifteen rows that nothing was tuned on, drawn from one seed."""
-    rng = random.Random(20261123)
-    drawn = []
+def drawn(seed: int) -> list[Case]:
+    """Fifteen rows, the same for a seed whenever they are drawn."""
+    rng = random.Random(seed)
+    cases = []
     for _ in range(12):
         row = rng.choice([one for one in ALL if 20 <= one["slo_ms"] <= 100])
         count = rng.choice((2, 4, 6, 10, 14, 20))
         gpus = rng.choice((4, 8, 12, 20, 28))
         slo_ms = round(row["slo_ms"] * rng.choice((0.8, 1.0, 1.5)))
-        drawn.append(
+        cases.append(
             alike(row, count, gpus, slo_ms, rng.choice((1.0, 0.5, 0.2, 0.1)), rng.choice((0.0, 0.0, 0.9)))
         )
-    drawn += [
+    cases += [
         zoo(f"part {part} of the zoo", rng.sample(ALL, 12), rng.choice((10, 20)), rng.choice((1.0, 0.3)), 0.5)
         for part in "abc"
     ]
-    return drawn
+    return cases
 
+
+HELD_OUT_SEED = 20261123  # of rows that nothing was tuned on
 
 # Figure 9: the whole zoo, its strong and its weak part on 64 GPUs, with either GPU's profiles
 FIGURE_9 = [
@@ -165,7 +167,7 @@ FIGURE_9 = [
     for gpu, rows in (("1080Ti", ALL), ("A100", list(A100.values())))
     for part, is_in in (("mixed", lambda _: True), ("strong", lambda r: r > 2), ("weak", lambda r: r < 2))
 ]
-SETS: Mapping[str, Sequence[Case]] = {"table": CASES, "held-out": held_out(), "figure-9": FIGURE_9}
+SETS: Mapping[str, Sequence[Case]] = {"table": CASES, "held-out": drawn(HELD_OUT_SEED), "figure-9": FIGURE_9}
 
 
 def is_good(case: Case, contender: str, seed: int, rate_rps: float, window_ms: float) -> bool:
@@ -267,6 +269,7 @@ def main() -> None:
         help=f"disciplines and {FORESEEN}, separated by commas",
     )
     parser.add_argument("--set", choices=SETS, default="table", help="which workloads")
+    parser.add_argument("--drawn-from", type=int, help="fifteen rows of that seed instead of a set")
     parser.add_argument("--cases", default="", help="numbers from 0, separated by commas; all if not given")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--seconds", type=float, default=40.0)
@@ -276,7 +279,7 @@ def main() -> None:
         table(options.results)
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    cases = SETS[options.set]
+    cases = SETS[options.set] if options.drawn_from is None else drawn(options.drawn_from)
     if options.cases:
         cases = [cases[int(number)] for number in options.cases.split(",")]
     run(options.results, cases, options.only.split(","), seeds, options.seconds * 1000, options.processes)
