@@ -113,6 +113,8 @@ def split(
     envelope = codec.decode(parts[0], header_bytes_max)
     if len(parts) == 1 and not any(parcel.tensors for parcel in envelope.parcels):
         return envelope, [()] * len(envelope.parcels)
+    if not payload_bytes_max:
+        raise RemoteProtocolError("tensors by a link that takes none")
     from fabric.tensors import size_of  # noqa: PLC0415  NumPy: who never has tensors does without
 
     described = [[(spec, size_of(spec)) for spec in parcel.tensors] for parcel in envelope.parcels]

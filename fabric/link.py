@@ -7,7 +7,7 @@ peer is gone: the caller knows what that means for its message (refuse, shed, co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -15,13 +15,15 @@ from fabric.ids import Epoch, PeerId
 from fabric.messages import AnyMessage, Parcel
 from fabric.shared_memory import Region
 
-if TYPE_CHECKING:  # NumPy takes three tenths of a start: who never has tensors does without
+if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NO_EPOCH = Epoch(0)
+    Tensor = NDArray[np.generic]
+else:  # NumPy takes three tenths of a start: who never has tensors does without
+    Tensor = Any
 
-Tensor: TypeAlias = "NDArray[np.generic]"
+NO_EPOCH = Epoch(0)
 
 
 class NamedTensor(Struct, gc=False):

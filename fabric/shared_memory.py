@@ -23,16 +23,12 @@ import secrets
 import stat
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fabric.errors import RemoteProtocolError
 from fabric.messages import SharedAt
-
-if TYPE_CHECKING:
-    from fabric.link import NamedTensor
 
 SCHEME: Final = "memory://"
 SWITCH: Final = "TENUTO_SHARED_MEMORY"
@@ -169,43 +165,6 @@ class Arena:
             self._free[index - 1] = (offset, before + size)
         else:
             self._free.insert(index, (offset, size))
-
-
-class ArenaSharing:
-    """An arena made when the first tensor needs it, for tensors of at least so many bytes.
-
-    Where there is no room for one, or the system gives no memory, it has no place and travels.
-    """
-
-    def __init__(self, bytes_max: int, tensor_bytes_min: int) -> None:
-        self._bytes_max = bytes_max
-        self._tensor_bytes_min = tensor_bytes_min
-        self._arena: Arena | None = None
-        self._is_refused = False
-
-    def share(self, tensors: Sequence[NamedTensor]) -> None:
-        """Let the large ones lie in shared memory. Raises LocalProtocolError for a dtype that has no raw form."""
-        for tensor in tensors:
-            if tensor.place is None and tensor.array.nbytes >= self._tensor_bytes_min:
-                arena = self._opened()
-                if arena is not None:
-                    from fabric.tensors import share  # noqa: PLC0415  NumPy: who never has tensors does without
-
-                    share(tensor, arena)
-
-    def close(self) -> None:
-        """Readers keep what they have open."""
-        if self._arena is not None:
-            self._arena.close()
-            self._arena, self._is_refused = None, True  # tensors that lie in it keep it
-
-    def _opened(self) -> Arena | None:
-        if self._arena is None and not self._is_refused:
-            try:
-                self._arena = Arena(self._bytes_max)
-            except OSError:
-                self._is_refused = True
-        return self._arena
 
 
 class Borrowed:

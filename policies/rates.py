@@ -81,5 +81,7 @@ class RateMeter:
             self.counted = 0
             self._position = (self._position + 1) % size
             self._filled = min(self._filled + 1, size)
+        if done > size or self._sum < 0.0:
+            self._sum = 0  # nothing came: what is left is rounding
         self.due_at_ms = due_at_ms + done * self._sample_ms
         self.version += 1

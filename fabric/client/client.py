@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
+from fabric.arena_sharing import ArenaSharing
 from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
 from fabric.client.request_checks import (
@@ -50,7 +51,6 @@ from fabric.messages import (
     StageLine,
     StageResult,
 )
-from fabric.shared_memory import ArenaSharing
 
 _OTHERS_WAIT_S: Final = 0.1  # for the greetings of the other frontends, once one has answered
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
@@ -141,8 +141,6 @@ class Client:
                 f"heartbeats: patience_ms is {heartbeats.patience_ms:g}; it must be at least twice interval_ms, which is"
                 f" {heartbeats.interval_ms:g} and must be over 0"
             )
-        import fabric.tensors  # noqa: F401, PLC0415  NumPy: now, and not with the first request; who only asks for a status does without
-
         self._clock = self._options.clock
         self._requests = 0
         self._is_open = False

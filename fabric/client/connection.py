@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from fabric.arena_sharing import ArenaSharing
 from fabric.client.client_options import ClientOptions
 from fabric.client.retries import Circuit
 from fabric.codec import BULKY_HEADER_BYTES_MAX
@@ -19,7 +20,7 @@ from fabric.learned_margin import LearnedWay
 from fabric.link import NamedTensor, Received
 from fabric.messages import AnyMessage, Infer, ModelInfo, Ping, Pong, Unready
 from fabric.outbox import Outbox
-from fabric.shared_memory import ArenaSharing, is_shared_with
+from fabric.shared_memory import is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
 
 FRONTEND: Final = PeerId("frontend")  # what this side calls it; a connection leads to one only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from numbers import Complex, Real
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fabric.client.client_options import ClientOptions
 from fabric.errors import InvalidInput, TooLarge
@@ -14,12 +14,12 @@ from fabric.link import NamedTensor, Tensor
 from fabric.messages import PRIORITY_MAX, TENSORS_MAX
 from fabric.policy_options import written
 
-if (
-    TYPE_CHECKING
-):  # most commands talk to a cluster without tensors, and NumPy would be a third of what they take
+if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-Inputs: TypeAlias = "Mapping[str, ArrayLike | bytes]"
+    Inputs = Mapping[str, ArrayLike | bytes]
+else:  # most commands talk to a cluster without tensors, and NumPy would be a third of what they take
+    Inputs = Mapping[str, Any]
 """By input name: anything numpy takes for an array, or the bytes of an encoded file (sent as 1-D uint8)."""
 
 

@@ -13,6 +13,7 @@ there is room.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import select
 import socket
 import struct
@@ -236,11 +237,9 @@ class LocalStream:
             self._take_up_to(start + size)
             return _cut_up(memoryview(data), start, lengths)
         if size > SMALL_BELOW_BYTES:
-            import numpy as np  # noqa: PLC0415  who never has tensors does without
-
-            try:
-                self._large = np.empty(size, np.uint8).data  # pages come as they are filled
-            except MemoryError as error:
+            try:  # its pages come as they are filled
+                self._large = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            except (MemoryError, OSError, OverflowError) as error:
                 raise RemoteProtocolError(f"there is no memory for a message of {size} bytes") from error
             self._lengths = lengths
             self._filled = len(data) - start

@@ -17,13 +17,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fabric import frames
+from fabric.arena_sharing import ArenaSharing
 from fabric.curve import LinkAccess, principal_of_receiver
 from fabric.errors import ConfigError, PeerLost, RemoteProtocolError
 from fabric.ids import Incarnation, PeerId
 from fabric.ipc import IPC, check_not_foreign, nearest, stream_path_of
 from fabric.link import NO_EPOCH, NamedTensor, Packed, Received
 from fabric.messages import AnyMessage
-from fabric.shared_memory import ArenaSharing, is_shared_with, memory_address
+from fabric.shared_memory import is_shared_with, memory_address
 from fabric.sockets.base import (
     COPY_BELOW_BYTES,
     InFlight,

@@ -173,7 +173,10 @@ class Discipline(Protocol):
         ...
 
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:
-        """Correct the estimate: the slice is (or will be) free at that moment (a `Done` came, or a delay)."""
+        """Correct the estimate: the slice is (or will be) free at that moment (a `Done` came, or a delay).
+
+        Infinite: nobody knows. It has as many batches as it may; or, if it should be free by now, it is late.
+        """
         ...
 
     def set_guard_ms(self, guard_ms: float) -> None:

@@ -41,7 +41,7 @@ RESERVE = 0.35  # of the square root of the slices: so far do the needs of many 
 RELIEF = 0.01  # of the slices: where there is no room for all, a model that stops holding may not take more
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
-_BISECTIONS = 18  # of the price: to a part in 260,000
+_BISECTIONS = 20  # of the price: where it may be anything within a factor of a billion, to a part in 50,000
 _ROUNDING = 1e-12  # of a run time
 _NEGLIGIBLE = 1e-6  # of a chance
 _NOTHING_MS = 1e-6  # nothing takes less than a nanosecond, and an intercept below it is rounding
@@ -228,7 +228,7 @@ def plan_reserves(
     opening_ratio: float = 1.0,
     mean: float = 0.0,
 ) -> list[int]:
-    """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer.
+    """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer; counted in batches at a time.
 
     While nobody loses by waiting, those that full deferral leaves idle: they could be released.
 
@@ -262,10 +262,12 @@ def _price(prospects: Sequence[Prospect], allowed: float) -> float:
     terms = [(one.beta_ms, 1.0 / one.per_ms, one.hold_max_ms) for one in prospects if one.beta_ms]
     if sum([beta_ms / gap_ms for beta_ms, gap_ms, _ in terms]) <= max(0.0, allowed):
         return 0.0
-    low = 0.0
+    # Between the least at which anybody is held, and the least at which all are as long as may be. By factors: what holds one model
+    # that is hardly ever asked, or has all the time in the world, may be a billion times what holds another.
+    low = min([gap_ms**2 / beta_ms for beta_ms, gap_ms, _ in terms])
     high = max([(most_ms + gap_ms) ** 2 / beta_ms for beta_ms, gap_ms, most_ms in terms])
     for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
+        middle = math.sqrt(low * high)
         busy = 0.0
         for beta_ms, gap_ms, most_ms in terms:
             hold_ms = math.sqrt(beta_ms * middle) - gap_ms

@@ -14,7 +14,7 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -54,11 +54,41 @@ def is_unfinished(data: bytes) -> bool:
     return _UNFINISHED.search(data) is not None
 
 
+class Suspension:
+    """Stops this process when it is asked to, but never amid drawing: whoever stops it draws too, and a stream cannot be written to twice at once."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._is_put_off = False
+        self._is_asked = False
+
+    def ask(self, signum: int, frame: FrameType | None) -> None:
+        """The handler of SIGTSTP."""
+        del signum, frame
+        self._is_asked = True
+        if not self._is_put_off:
+            with self.put_off():
+                pass
+
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Until this is over."""
+        self._is_put_off = True
+        try:
+            yield
+            while self._is_asked:
+                self._is_asked = False
+                self._stop()
+        finally:
+            self._is_put_off = False
+
+
 class Screen:
     """The whole of a terminal; see `whole_screen`."""
 
-    def __init__(self, live: Live, console: Console, descriptor: int) -> None:
+    def __init__(self, live: Live, console: Console, descriptor: int, suspension: Suspension) -> None:
         self._live = live
+        self._suspension = suspension
         self._console = console
         self._descriptor = descriptor
 
@@ -69,7 +99,8 @@ class Screen:
 
     def show(self, screen: RenderableType) -> None:
         """Instead of what is there."""
-        self._live.update(screen, refresh=True)
+        with self._suspension.put_off():
+            self._live.update(screen, refresh=True)
 
     def keys(self, wait_s: float) -> list[str] | None:
         """Those that were pressed within that time; None: there is nobody any more."""
@@ -121,17 +152,18 @@ def whole_screen(console: Console) -> Iterator[Screen]:
         del frame
         sys.exit(128 + signum)
 
-    def suspend(signum: int, frame: FrameType | None) -> None:
-        del signum, frame
+    def stop() -> None:
         give_back()
         os.kill(os.getpid(), signal.SIGSTOP)  # here it stops, and goes on when it is told to
         take()
 
-    handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: suspend}
+    suspension = Suspension(stop)
+    handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: suspension.ask}
     former = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
-        take()
-        yield Screen(live, console, descriptor)
+        with suspension.put_off():
+            take()
+        yield Screen(live, console, descriptor, suspension)
     finally:
         give_back()
         for signum, handler in former.items():

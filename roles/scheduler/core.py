@@ -309,7 +309,7 @@ class SchedulerCore:
         if self._batches.untried.due_at_ms <= now_ms:
             actions.extend(self._batches.forget_untried(now_ms))
         if self._batches.overdue_at_ms <= now_ms:
-            actions.extend(self._batches.give_up_overdue(now_ms))
+            actions.extend(self._batches.look_at_overdue(now_ms))
         if self.controller is not None and self.controller.due_at_ms <= now_ms:
             self.controller.tick(now_ms)
             actions.extend(self._actuator.take(now_ms))

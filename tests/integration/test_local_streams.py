@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import random
 import resource
@@ -818,7 +819,7 @@ def test_a_message_for_which_there_is_no_memory_costs_its_sender_the_stream(
     with raw(folder) as stranger:
         stranger.sendall(greeting("another/1") + numbers(2, 500, 90_000) + bytes(4))
         with monkeypatch.context() as patched:
-            patched.setattr(np, "empty", Mock(side_effect=MemoryError))
+            patched.setattr(mmap, "mmap", Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))))
             opened.until(lambda: not router.receive(1) and router.counters["garbage_in"] == 1)
         assert is_hung_up(stranger)
     assert dealer.send(SERVER, Ping(2))

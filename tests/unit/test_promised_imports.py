@@ -59,6 +59,21 @@ def test_a_role_starts_without_what_only_keys_and_pages_need(role: str) -> None:
     assert ran.stdout.strip() == ""
 
 
+def test_what_the_client_promises_says_its_types_when_asked() -> None:
+    """Frameworks ask, and users write such hints themselves."""
+    code = (
+        "import typing, fabric.client as c\n"
+        "from fabric.link import NamedTensor\n"
+        "print(c.Inputs | None)\n"
+        "for one in (c.InferResult, c.RunResult, NamedTensor, *[\n"
+        "    getattr(kind, name) for kind in (c.Client, c.BlockingClient) for name in dir(kind) if callable(getattr(kind, name)) and name[0] != '_'\n"
+        "]):\n"
+        "    typing.get_type_hints(one)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize(
     "module",
     [

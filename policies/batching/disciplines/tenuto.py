@@ -308,7 +308,10 @@ class Tenuto(Central):
             reserves = plan_reserves(
                 prospects, group.slices, [pool.at_once for pool in group.pools], opening_ratio, mean
             )
-            for pool, reserve in zip(group.pools, reserves, strict=True):
+            for pool, batches in zip(group.pools, reserves, strict=True):
+                reserve = int(
+                    batches * pool.size / pool.at_once
+                )  # a pipeline is one slice, whole or not at all
                 if reserve < pool.reserve and pool.early:
                     self._arm(pool, now_ms)  # what is spare now goes to those who would like it
                 pool.reserve = reserve

@@ -100,11 +100,16 @@ class Central(Matchmaker):
     def slice_free(self, slice_id: SliceId, free_at_ms: float, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         slice_ = self._fleet.slices.get(slice_id)
-        if slice_ is None or slice_.free_at_ms == free_at_ms:
+        if slice_ is None:
+            return NOTHING
+        is_late = free_at_ms == NEVER_MS and slice_.due_at_ms < now_ms
+        if slice_.free_at_ms == free_at_ms and slice_.is_late == is_late:
             return NOTHING
         pool = slice_.pool
         assert pool is not None
         pool.free_from(slice_, free_at_ms)
+        if is_late:
+            pool.note_late(slice_)
         if not pool.waiting and not pool.early:
             return NOTHING
         out: list[BatchDecision] = []

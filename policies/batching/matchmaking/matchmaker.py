@@ -334,7 +334,7 @@ class Matchmaker(Timed[Target]):
             return False
         lead_ms = candidate.lead[count]
         for pool in candidate.pools:
-            if not pool.reserve:
+            if pool.reserve <= pool.late:
                 return False
             if pool.is_spare(now_ms + lead_ms) and (pool is chosen or self._first_early(pool) is None):
                 return False

@@ -34,15 +34,19 @@ class Slice:
 
     Of a pipeline `intervals` say when it can start the next batch (`HostedModel`), and `at_once` how many it runs at a time.
 
+    `due_at_ms`: the last moment that was said; it may have passed, and the slice not be free. `is_late`: so it is.
+
     `order` is unique: the rank the slice was given, then the order of coming.
     """
 
     __slots__ = (
         "at_once",
+        "due_at_ms",
         "free_at_ms",
         "hosted",
         "intervals",
         "is_idle",
+        "is_late",
         "is_listed",
         "order",
         "pool",
@@ -60,6 +64,8 @@ class Slice:
         self.intervals: dict[ModelId, Sequence[float]] = {}
         self.at_once = 1.0
         self.free_at_ms = free_at_ms
+        self.due_at_ms = free_at_ms
+        self.is_late = False
         self.is_idle = False
         self.is_listed = False  # among its pool's idle ones, idle or not: one entry is enough
         self.pool: Pool[Any] | None = None
@@ -75,8 +81,8 @@ class Pool(Generic[WaiterT]):
 
     `armed_at_ms`: when the slice timer that counts will fire. `lead_max_ms`: at least the delay of every
     candidate that waits, so that a batch can be sent so much before the slice is free. `early` are candidates
-    that may go but need not yet; they get a slice only while more than `reserve` are idle. `idle`: how many were,
-    when `find` was last asked. `at_once`: how many batches all its slices run at a time.
+    that may go but need not yet; they get a slice only while more than `reserve` are idle, less the `late` ones, which serve nobody. `idle`:
+    how many were, when `find` was last asked. `at_once`: how many batches all its slices run at a time.
     """
 
     __slots__ = (
@@ -92,6 +98,7 @@ class Pool(Generic[WaiterT]):
         "early_max",
         "idle",
         "is_lowest",
+        "late",
         "lead_max_ms",
         "reserve",
         "size",
@@ -110,6 +117,7 @@ class Pool(Generic[WaiterT]):
         self.early_max = ENTRIES_MAX
         self._waiting_max = ENTRIES_MAX
         self.reserve = 0
+        self.late = 0
         self.idle = 0
         self._busy: list[tuple[float, int, int, Slice]] = []
         self._idle: list[tuple[float, int, Slice]] = []
@@ -129,7 +137,8 @@ class Pool(Generic[WaiterT]):
         self.reserve = max(0, self.reserve - 1)
         slice_.is_listed = False
         self.idle -= slice_.is_idle
-        slice_.is_idle = False
+        self.late -= slice_.is_late
+        slice_.is_idle = slice_.is_late = False
         self.size -= 1
         self.at_once -= slice_.at_once
         self._gone += 1
@@ -141,13 +150,22 @@ class Pool(Generic[WaiterT]):
             heapify(self._idle)
 
     def free_from(self, slice_: Slice, free_at_ms: float) -> None:
-        """The slice has, or will have, nothing to do from that moment."""
+        """The slice has, or will have, nothing to do from that moment. Infinite: nobody knows when."""
         slice_.free_at_ms = free_at_ms
         self.idle -= slice_.is_idle
         slice_.is_idle = False
+        if slice_.is_late:
+            slice_.is_late = False
+            self.late -= 1
         if free_at_ms < NEVER_MS:  # an entry for never would never surface, and one comes with most batches
+            slice_.due_at_ms = free_at_ms
             self._serial += 1
             heappush(self._busy, (free_at_ms, slice_.order, self._serial, slice_))
+
+    def note_late(self, slice_: Slice) -> None:
+        """The slice, of which nobody knows any more when it will be free, should have been by now."""
+        slice_.is_late = True
+        self.late += 1
 
     def find(self, horizon_ms: float) -> Slice | None:
         """The best slice that is free by then, or None."""
@@ -216,4 +234,4 @@ class Pool(Generic[WaiterT]):
 
     def is_spare(self, horizon_ms: float) -> bool:
         """Whether a slice is idle by then that need not be kept for who cannot wait."""
-        return self.find(horizon_ms) is not None and self.idle > self.reserve
+        return self.find(horizon_ms) is not None and self.idle > self.reserve - self.late

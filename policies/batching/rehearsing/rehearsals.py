@@ -36,6 +36,8 @@ HOSTED_MAX = 20_000  # models on slices: more take longer to describe than to pl
 RUN_TIMES_MAX = 250_000  # of all that slices host differently: 2 MB of a message, which takes the process some 10 ms to write
 SETTLING_SLOS = 2.0  # of the longest: so long queues take to fill that begin empty
 BLOCKS_MIN = 2  # fewer are not worth a rehearsal
+TRUSTED_MS = 10_000.0  # without a rehearsal, a variant stays in use …
+REMEMBERED_MS = 30_000.0  # … and what was found of all is remembered
 HOPELESS_EVERY = 4  # rehearsals: so often a variant is tried that was much worse
 
 
@@ -53,6 +55,7 @@ class Rehearsals:
         self._every_ms = EVERY_MS
         self._asked: Question | None = None
         self._judged_until_ms = -NEVER_MS
+        self._judged_at_ms = -NEVER_MS
 
     @property
     def variant(self) -> Variant:
@@ -60,7 +63,12 @@ class Rehearsals:
         return VARIANTS[self._current]
 
     def follow(self, lost_share: float, now_ms: float) -> None:
-        """So many of the requests lose by waiting: begin to rehearse, or end it."""
+        """So many of the requests lose by waiting: begin to rehearse, or end it.
+
+        What cannot be rehearsed any more, for a model with a longer SLO has come, or nobody answers, is not used for long.
+        """
+        if now_ms - self._judged_at_ms > TRUSTED_MS:
+            self._current = VARIANTS.index(PLANNED)
         if self.is_recording:
             if lost_share < END_LOST:
                 self.is_recording = False
@@ -69,6 +77,8 @@ class Rehearsals:
                 self._current = VARIANTS.index(PLANNED)
         elif lost_share >= BEGIN_LOST:
             self.is_recording = True
+            if now_ms - self._judged_at_ms > REMEMBERED_MS:
+                self._evidence = Evidence(len(VARIANTS))
             self._judged_until_ms = now_ms
             self._every_ms = EVERY_MS
             if self._asked is None:
@@ -134,6 +144,7 @@ class Rehearsals:
             self.due_at_ms = now_ms + self._every_ms
         if len(answer.lost) != len(asked.variants):
             return False
+        self._judged_at_ms = now_ms
         self._evidence.add(asked.variants, answer.lost)
         before = self._current
         if self.is_recording:

@@ -2,7 +2,7 @@
 
 A slice holds at most two batches, one that runs and one that waits: predictions alone free a slice for the
 second (so no round trip is lost between batches, Symphony section 3.2), but only a `Done` frees it for a
-third, so a worker that hangs costs two batches and not a queue of them. A pipeline over several GPUs runs one more on each of the
+third, so a worker that hangs costs two batches and not a queue of them; one that is `LATE_AFTER_MS` behind gets none. A pipeline over several GPUs runs one more on each of the
 others. A discipline may decide more at one moment, as
 a batch whose inputs take longer fits behind one that will have ended by then: what has no place is queued again. A `Done`
 that never comes from a worker that is alive is given up `OVERDUE_AFTER_MS` after its time.
@@ -30,6 +30,7 @@ from roles.scheduler.dispatch.withdrawals import Withdrawals
 from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.measured_rates import new_tallies
 
+LATE_AFTER_MS = 100.0  # after a batch's predicted end its slice is not taken for free: it may hang
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
 
 _NOTHING: Sequence[Send] = ()
@@ -52,7 +53,7 @@ class Batches:
         self.counters = Counters()
         self.recorder = BatchRecorder()
         self.overdue_at_ms = NEVER_MS
-        """When a `Done` may have been waited for long enough; inf: none is."""
+        """When a batch is late, or its `Done` has been waited for long enough; inf: none is waited for."""
         self.tallies = new_tallies()
         self.unserved = Unserved(self.tallies, fleet.starts.coming_at_ms)
         """What waits for a slice that is on its way."""
@@ -67,7 +68,9 @@ class Batches:
         self._next_batch = first_batch_id
         self.untried = Untried()
         """Models whose requests are dropped."""
-        self._overdue: list[tuple[float, BatchId]] = []  # a heap; those that have ended stay for a while
+        self._overdue: list[
+            tuple[float, BatchId, bool]
+        ] = []  # a heap; the first has not ended, others may have
         self._again: list[tuple[ModelId, list[RequestRun]]] = []  # to be queued after the decisions
 
     # ------------------------------------------------------------ decisions -> messages
@@ -274,7 +277,7 @@ class Batches:
         actions.append(Send(worker, run_batch))
         actions += grants
         end_at_ms = now_ms + (start_in_ms + sum([one.exec_ms for one in flights]))
-        heappush(self._overdue, (end_at_ms + OVERDUE_AFTER_MS, batch_id))
+        heappush(self._overdue, (end_at_ms + LATE_AFTER_MS, batch_id, False))
         self.overdue_at_ms = self._overdue[0][0]
         if len(flights) < record.batches_max:
             return _NO_DECISIONS
@@ -340,6 +343,7 @@ class Batches:
         record = flight.record
         flights = record.flights
         flights.remove(flight)
+        self._wait_for_first()
         self._note_run(message, flight)
         self.recorder.ended(message, flight, now_ms - late_ms)
         actions = self._give_back(message, flight) if message.missing else None
@@ -373,22 +377,36 @@ class Batches:
             self.counters.batches_lost += 1
         record.flights.clear()
 
-    def give_up_overdue(self, now_ms: float) -> list[Send]:
-        """Wait no longer for what is overdue by now."""
+    def look_at_overdue(self, now_ms: float) -> list[Send]:
+        """A slice whose batch is late gets no other one; what is overdue is waited for no longer."""
         actions: list[Send] = []
         overdue = self._overdue
-        while overdue and (overdue[0][0] <= now_ms or overdue[0][1] not in self.flights):
-            flight = self.flights.pop(heappop(overdue)[1], None)
-            if flight is not None:
+        while overdue and overdue[0][0] <= now_ms:
+            at_ms, batch_id, is_last = heappop(overdue)
+            flight = self.flights.get(batch_id)
+            if flight is None:
+                continue
+            record = flight.record
+            free_at_ms = NEVER_MS
+            if is_last:
                 self.counters.batches_lost += 1
-                record = flight.record
+                del self.flights[batch_id]
                 record.flights.remove(flight)
-                if record.takes_batches:
-                    free_at_ms = free_from_ms(record, now_ms)
-                    decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
-                    actions += self.carry_out(decisions, now_ms)
-        self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
+                free_at_ms = free_from_ms(record, now_ms)
+            else:
+                heappush(overdue, (at_ms - LATE_AFTER_MS + OVERDUE_AFTER_MS, batch_id, True))
+            if record.takes_batches:
+                decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
+                actions += self.carry_out(decisions, now_ms)
+        self._wait_for_first()
         return actions
+
+    def _wait_for_first(self) -> None:
+        """What has ended is not waited for: each moment would be a wake-up for nothing."""
+        overdue, flights = self._overdue, self.flights
+        while overdue and overdue[0][1] not in flights:
+            heappop(overdue)
+        self.overdue_at_ms = overdue[0][0] if overdue else NEVER_MS
 
     def forget_untried(self, now_ms: float) -> list[Send]:
         """Of models whose requests were dropped believe less of what no batch has confirmed lately."""

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fabric import tensors
+from fabric.arena_sharing import ArenaSharing
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import TensorSpec
-from fabric.shared_memory import ArenaSharing
 
 
 def test_a_contiguous_array_is_viewed_not_copied() -> None:

@@ -44,3 +44,15 @@ def test_the_version_changes_with_every_sample_and_only_then() -> None:
     assert meter.version == 0
     meter.add(1, 10.0)
     assert meter.version == 1
+
+
+@pytest.mark.parametrize("rate_rps", [0.1, 0.3, 7.7, 333.3])
+def test_after_a_silence_a_rate_is_nothing_at_all(rate_rps: float) -> None:
+    """Not what rounding has left, which may be less than nothing."""
+    for step_ms in (1.0, 50.0, 333.0, 10_000.0):
+        meter = RateMeter()
+        meter.begin_at(rate_rps, 0.0)
+        moments = [step_ms * (1 + step) for step in range(int(11_000.0 / step_ms) + 1)]
+        rates = [meter.rate_rps(at_ms) for at_ms in moments]
+        assert all(rate is not None and rate >= 0.0 for rate in rates)
+        assert rates[-1] == pytest.approx(0.0, abs=1e-9)

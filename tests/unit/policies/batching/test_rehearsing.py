@@ -178,6 +178,46 @@ def test_an_answer_that_is_none_changes_nothing() -> None:
     assert found.due_at_ms > at_ms
 
 
+def play(
+    rehearsals: Rehearsals, from_ms: float, until_ms: float, best: int, slo_ms: float = SLO_MS
+) -> tuple[list[str], float]:
+    """An arrival each 10 ms and losses all the time; of all variants `best` loses nothing in any rehearsal. Those in use, and the end."""
+    models = [RehearsedModel(BatchModel(ModelId("a"), slo_ms), 100.0, 0.01, 0.0, 0.0)]
+    used, at_ms = [], from_ms
+    while at_ms < until_ms:
+        rehearsals.follow(2 * BEGIN_LOST, at_ms)
+        rehearsals.note(ModelId("a"), RequestRun(FrontendId("f"), 0, 1, at_ms + slo_ms, at_ms), at_ms)
+        asked = rehearsals.question(models, lambda: (), 2 * BEGIN_LOST, at_ms)
+        if asked is not None:
+            lost = tuple(
+                tuple(0 if one == best else 2 + block % 2 for block in range(asked.blocks))
+                for one in asked.variants
+            )
+            rehearsals.judge(Rehearsed(asked.number, lost), at_ms)
+        used.append(rehearsals.variant.name)
+        at_ms += 10.0
+    return used, at_ms
+
+
+def test_what_cannot_be_rehearsed_any_more_is_not_used_for_long() -> None:
+    """A model comes whose SLO is longer than what is remembered."""
+    rehearsals = Rehearsals()
+    used, at_ms = play(rehearsals, 0.0, 20_000.0, best=SIMPLE)
+    assert used[-1] == VARIANTS[SIMPLE].name
+    used, _ = play(rehearsals, at_ms, at_ms + 20_000.0, best=SIMPLE, slo_ms=20_000.0)
+    assert used[0] == VARIANTS[SIMPLE].name
+    assert set(used[-800:]) == {PLANNED.name}
+
+
+def test_what_was_found_long_ago_decides_nothing() -> None:
+    rehearsals = Rehearsals()
+    used, at_ms = play(rehearsals, 0.0, 60_000.0, best=SIMPLE)
+    assert used[-1] == VARIANTS[SIMPLE].name
+    rehearsals.follow(0.0, at_ms)
+    used, _ = play(rehearsals, at_ms + 86_400e3, at_ms + 86_460e3, best=VARIANTS.index(PLANNED))
+    assert set(used) == {PLANNED.name}
+
+
 def test_it_uses_the_better_variant_and_loses_less() -> None:
     """Fourteen models whose holds `tenuto` plans too short: deferral, or a third of the SLO, loses two thirds of what they do."""
     models = tuple(Model(f"m{number}", 1.271, 13.618, 37.0) for number in range(14))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Delay
@@ -288,6 +289,38 @@ def test_nobody_waits_because_a_slice_has_left(slo_ms: float, leaving: list[str]
         return max(batch.end_at_ms - 20.0 * (batch.seqs[0] - 1) for batch in after)
 
     assert longest_wait_ms(leaving) <= 2 * (slower[0] if is_slower else longest_wait_ms([]))
+
+
+@pytest.mark.parametrize("slo_ms", [1e3, 1e4, 6e4, 3e5, 3.6e6])
+@pytest.mark.parametrize("rate_rps", [0.05, 0.25, 2.0])
+def test_a_model_with_all_the_time_in_the_world_makes_nobody_wait(slo_ms: float, rate_rps: float) -> None:
+    """The others are held as if it were not there, but for what it takes."""
+    busy = prospect_of(250.0, 1.0, 9.0, 500.0)
+    alone_ms = holds_ms([busy], 4)[0]
+    beside_ms = holds_ms([busy, prospect_of(rate_rps, 1.0, 9.0, slo_ms)], 4)[0]
+    least = (rate_rps / 1e3) * 10.0  # slices that it keeps busy where nothing of it is held
+    exact_ms = next(
+        hold_ms / 100 for hold_ms in range(50_000) if busy.opening(hold_ms / 100) <= 1.0 - 0.25 - least
+    )
+    assert alone_ms <= beside_ms <= exact_ms + 0.05
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("gap_ms", [25.0, 50.0])
+def test_where_little_is_asked_a_pipeline_takes_it_at_once(slices: int, stages: int, gap_ms: float) -> None:
+    run_ms = linear(2, 18, 32)
+    model = hosted("m", run_ms)
+    model = replace(model, interval_ms=tuple(one / stages for one in run_ms) if stages > 1 else ())
+    to = Stage(make_discipline("tenuto"))
+    to.model("m", 1_000.0)
+    for order in range(slices):
+        to.slice(f"s{order}", model, order=order)
+    for step in range(200):
+        to.until(step * gap_ms, is_inclusive=False)
+        to.arrive("m", 1_000.0)
+    to.drain()
+    assert max(batch.end_at_ms - gap_ms * (batch.seqs[0] - 1) for batch in to.batches) <= 2 * run_ms[0]
 
 
 def test_who_loses_more_than_the_others_stops_holding_and_giving_up_heads() -> None:

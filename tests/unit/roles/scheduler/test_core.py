@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import TypeVar
 
 import msgspec
@@ -37,6 +39,7 @@ from fabric.messages import (
 from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.dispatch.batches import LATE_AFTER_MS
 from roles.scheduler.settings import SchedulerSettings
 
 MODEL = ModelId("resnet50")
@@ -71,7 +74,11 @@ def ready(k: int = 0, incarnation: Incarnation = FIRST) -> SliceReady:
 
 def serving_core(slices: int = 1) -> SchedulerCore:
     """A core with one frontend and every slice ready; everybody has the directory."""
-    core = new_core(slices)
+    return serving(new_core(slices), slices)
+
+
+def serving(core: SchedulerCore, slices: int) -> SchedulerCore:
+    """The same of any core."""
     hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ("ipc:///f",)))
     hear(core, AGENT, NodeHello(NODE, FIRST, (), ()))
     for k in range(slices):
@@ -226,6 +233,54 @@ def test_a_slice_holds_two_batches_and_a_done_makes_room_for_the_third() -> None
     done = Done(first.batch_id, slice_id(), MODEL, "ok", 8, (), 0.1, 0.0, 13.0)
     sends = list(hear(core, WORKER, done, 200.0)) + [send for _, send in run_until(core, 240.0)]
     assert len(of_type(sends, RunBatch)) == 1
+
+
+def test_a_slice_whose_batch_is_late_gets_no_other_one_and_nobody_is_held_for_it() -> None:
+    """Half a slice's worth of work; the lowest of three slices hangs from a second on. What does not go there is sent at once, as if it were not there."""
+    slo_ms, gap_ms, hangs_at_ms, until_ms = 500.0, 20.0, 1_000.0, 4_000.0
+    model = ModelSpec(MODEL, slo_ms, 8, None, EXEC_MS)
+    slices = tuple((NODE, SliceSpec(slice_id(k), k, "emulated", None, (model,))) for k in range(3))
+    core = serving(SchedulerCore(SchedulerSettings((model,), slices), make_discipline("tenuto", {})), 3)
+    ends: list[tuple[float, Done]] = []
+    waited_ms: dict[int, float] = {}
+    swallowed: list[int] = []
+
+    def take(sends: Sequence[Send], now_ms: float) -> None:
+        for batch in of_type(sends, RunBatch):
+            seqs = [
+                seq
+                for part in batch.parts
+                for run in part.runs
+                for seq in range(run.first_seq, run.first_seq + run.count)
+            ]
+            if batch.slice_id == slice_id(0) and now_ms >= hangs_at_ms:
+                swallowed.extend(seqs)
+                continue
+            waited_ms.update({seq: now_ms - gap_ms * seq for seq in seqs})
+            exec_ms = EXEC_MS[len(seqs) - 1]
+            done = Done(batch.batch_id, batch.slice_id, MODEL, "ok", len(seqs), (), 0.1, 0.0, exec_ms)
+            heappush(ends, (now_ms + batch.start_in_ms + exec_ms, done))
+
+    def play(until_ms: float) -> None:
+        while True:
+            wake_at_ms = math.inf if core.wake_at_ms is None else core.wake_at_ms
+            at_ms = min(wake_at_ms, ends[0][0] if ends else math.inf)
+            if at_ms > until_ms:
+                return
+            if at_ms == wake_at_ms:
+                take(core.handle(Tick(), at_ms), at_ms)
+            else:
+                take(hear(core, WORKER, heappop(ends)[1], at_ms), at_ms)
+
+    for seq in range(1, int(until_ms / gap_ms)):
+        play(gap_ms * seq)
+        take(hear(core, FRONTEND, Arrivals(MODEL, seq, 1, slo_ms), gap_ms * seq), gap_ms * seq)
+    play(until_ms + slo_ms)
+    assert len(swallowed) + len(waited_ms) == int(until_ms / gap_ms) - 1
+    assert len(swallowed) <= 12, "a batch or two every two seconds, as its word may be lost only"
+    found_ms = LATE_AFTER_MS + EXEC_MS[0]
+    assert max(waited_ms.values()) <= found_ms + gap_ms
+    assert sum(waited > gap_ms for waited in waited_ms.values()) <= 3 * found_ms / gap_ms
 
 
 def test_a_slice_whose_done_was_lost_is_used_again() -> None:
