@@ -13,7 +13,6 @@ there is room.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import select
 import socket
 import struct
@@ -237,9 +236,9 @@ class LocalStream:
             self._take_up_to(start + size)
             return _cut_up(memoryview(data), start, lengths)
         if size > SMALL_BELOW_BYTES:
-            try:  # its pages come as they are filled
-                self._large = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-            except (MemoryError, OSError, OverflowError) as error:
+            try:
+                self._large = _room(size) if options.payload_bytes_max else memoryview(bytearray(size))
+            except MemoryError as error:
                 raise RemoteProtocolError(f"there is no memory for a message of {size} bytes") from error
             self._lengths = lengths
             self._filled = len(data) - start
@@ -276,6 +275,13 @@ class LocalStream:
             asked = 1
         self.is_ended = not read
         self.is_readable = read == asked
+
+
+def _room(size: int) -> memoryview:
+    """Memory for tensors, which has been used before where there is such, and whose pages else come as they are filled."""
+    import numpy as np  # noqa: PLC0415  who never has tensors does without
+
+    return np.empty(size, np.uint8).data
 
 
 def send_waiting(connected: socket.socket, unsent: deque[list[memoryview]], bytes_max: int) -> int:

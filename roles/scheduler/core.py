@@ -417,6 +417,10 @@ class SchedulerCore:
                 self._slices_down([old], SliceState.LOST, "replaced by its next incarnation", now_ms)
             )
         hosted_before = () if old is None else old.replicas
+        if old is not None and old.is_ready and old.incarnation == message.incarnation:
+            was_late, old.is_late, old.heard_at_ms = old.is_late, False, now_ms
+            if was_late and old.takes_batches:
+                actions.extend(self._batches.offer(old, now_ms))
         record = self._fleet.slice_ready(peer, message)
         if record is None:
             return [*actions, Send(peer, self._fleet.directory())]

@@ -6,6 +6,7 @@ on; a slice of another incarnation is another slice.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +120,10 @@ class SliceRecord:
     """Its models as the discipline was last told of them."""
     flights: list[Flight] = field(default_factory=list, repr=False)
     """Its batches that have not ended, in the order of their dispatch."""
+    heard_at_ms: float = -math.inf
+    """When its worker last said something of it."""
+    is_late: bool = False
+    """One of its batches should have ended for long, and nothing was heard since: it gets no others."""
 
     @property
     def is_ready(self) -> bool:

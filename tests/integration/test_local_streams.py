@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import random
 import resource
@@ -34,7 +33,16 @@ from fabric.ids import Incarnation, PeerId
 from fabric.ipc import PATH_BYTES_MAX, IpcPath
 from fabric.link import Link, NamedTensor
 from fabric.messages import WIRE_VERSION, Envelope, Parcel, Ping, Pong
-from fabric.sockets import CONTROL, DealerLink, LinkOptions, PullLink, PushOptions, PushPool, RouterLink
+from fabric.sockets import (
+    CONTROL,
+    DealerLink,
+    LinkOptions,
+    PullLink,
+    PushOptions,
+    PushPool,
+    RouterLink,
+    local_stream,
+)
 from fabric.sockets.local_stream import LocalStream
 from fabric.sockets.local_streams import GREET_WITHIN_MS, LocalStreams, are_allowed
 from fabric.sockets.routes import Routes, new_route
@@ -819,7 +827,7 @@ def test_a_message_for_which_there_is_no_memory_costs_its_sender_the_stream(
     with raw(folder) as stranger:
         stranger.sendall(greeting("another/1") + numbers(2, 500, 90_000) + bytes(4))
         with monkeypatch.context() as patched:
-            patched.setattr(mmap, "mmap", Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))))
+            patched.setattr(local_stream, "_room", Mock(side_effect=MemoryError))
             opened.until(lambda: not router.receive(1) and router.counters["garbage_in"] == 1)
         assert is_hung_up(stranger)
     assert dealer.send(SERVER, Ping(2))

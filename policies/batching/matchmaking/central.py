@@ -102,13 +102,13 @@ class Central(Matchmaker):
         slice_ = self._fleet.slices.get(slice_id)
         if slice_ is None:
             return NOTHING
-        is_late = free_at_ms == NEVER_MS and slice_.due_at_ms < now_ms
-        if slice_.free_at_ms == free_at_ms and slice_.is_late == is_late:
+        is_new_late = free_at_ms == NEVER_MS and slice_.due_at_ms < now_ms and not slice_.is_late
+        if slice_.free_at_ms == free_at_ms and not is_new_late:
             return NOTHING
         pool = slice_.pool
         assert pool is not None
         pool.free_from(slice_, free_at_ms)
-        if is_late:
+        if is_new_late:
             pool.note_late(slice_)
         if not pool.waiting and not pool.early:
             return NOTHING

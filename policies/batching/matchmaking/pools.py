@@ -127,6 +127,7 @@ class Pool(Generic[WaiterT]):
     def join(self, slice_: Slice) -> None:
         """The slice belongs to this pool from now on."""
         slice_.pool = self
+        self.late += slice_.is_late
         self.size += 1
         self.at_once += slice_.at_once
         self.free_from(slice_, slice_.free_at_ms)
@@ -154,10 +155,10 @@ class Pool(Generic[WaiterT]):
         slice_.free_at_ms = free_at_ms
         self.idle -= slice_.is_idle
         slice_.is_idle = False
-        if slice_.is_late:
-            slice_.is_late = False
-            self.late -= 1
         if free_at_ms < NEVER_MS:  # an entry for never would never surface, and one comes with most batches
+            if slice_.is_late:
+                slice_.is_late = False
+                self.late -= 1
             slice_.due_at_ms = free_at_ms
             self._serial += 1
             heappush(self._busy, (free_at_ms, slice_.order, self._serial, slice_))

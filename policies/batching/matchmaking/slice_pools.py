@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import BatchSlice, HostedModel
+from policies.batching.base import NEVER_MS, BatchSlice, HostedModel
 from policies.batching.batch_moments import Table, exec_table
 from policies.batching.matchmaking.model_state import Candidate
 from policies.batching.matchmaking.pools import Pool, Slice
@@ -61,6 +61,7 @@ class SlicePools:
                     old.intervals = _intervals(given.hosted)
                 pool.free_from(old, given.free_at_ms)
                 return set() if kind[0] == pool.classes else self._reclassify(pool, kind[0], given.slice_id)
+        was_late = old is not None and old.is_late
         touched = self.drop(given.slice_id)
         classes, tables = kind or self._kind(given)
         pool = self._pools.get(classes)
@@ -72,6 +73,8 @@ class SlicePools:
         slice_.hosted = given.hosted
         slice_.intervals = _intervals(given.hosted)
         slice_.at_once = _at_once(given.hosted)
+        if old is not None and given.free_at_ms == NEVER_MS:
+            slice_.due_at_ms, slice_.is_late = old.due_at_ms, was_late
         self.slices[given.slice_id] = slice_
         pool.join(slice_)
         return touched

@@ -77,8 +77,6 @@ class Rehearsals:
                 self._current = VARIANTS.index(PLANNED)
         elif lost_share >= BEGIN_LOST:
             self.is_recording = True
-            if now_ms - self._judged_at_ms > REMEMBERED_MS:
-                self._evidence = Evidence(len(VARIANTS))
             self._judged_until_ms = now_ms
             self._every_ms = EVERY_MS
             if self._asked is None:
@@ -121,6 +119,8 @@ class Rehearsals:
             for at_ms, model_id, count, budget_ms, span_ms in heard
             if model_id in index_of
         )
+        if now_ms - self._judged_at_ms > REMEMBERED_MS:
+            self._evidence = Evidence(len(VARIANTS))
         self._number += 1
         variants = tuple(
             one

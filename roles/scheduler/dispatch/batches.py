@@ -10,6 +10,7 @@ that never comes from a worker that is alive is given up `OVERDUE_AFTER_MS` afte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
@@ -31,6 +32,7 @@ from roles.scheduler.fleet import Fleet, Flight, SliceRecord
 from roles.scheduler.measured_rates import new_tallies
 
 LATE_AFTER_MS = 100.0  # after a batch's predicted end its slice is not taken for free: it may hang
+LATE_MAX = 64  # slices that are left alone at a time
 OVERDUE_AFTER_MS = 2_000.0  # after its predicted end, nobody speaks of a batch any more: its `Done` was lost
 
 _NOTHING: Sequence[Send] = ()
@@ -71,6 +73,7 @@ class Batches:
         self._overdue: list[
             tuple[float, BatchId, bool]
         ] = []  # a heap; the first has not ended, others may have
+        self._late: list[SliceRecord] = []  # and some that were
         self._again: list[tuple[ModelId, list[RequestRun]]] = []  # to be queued after the decisions
 
     # ------------------------------------------------------------ decisions -> messages
@@ -343,6 +346,7 @@ class Batches:
         record = flight.record
         flights = record.flights
         flights.remove(flight)
+        record.heard_at_ms, record.is_late = now_ms, False
         self._wait_for_first()
         self._note_run(message, flight)
         self.recorder.ended(message, flight, now_ms - late_ms)
@@ -376,9 +380,13 @@ class Batches:
             del self.flights[flight.batch_id]
             self.counters.batches_lost += 1
         record.flights.clear()
+        record.is_late = False
 
     def look_at_overdue(self, now_ms: float) -> list[Send]:
-        """A slice whose batch is late gets no other one; what is overdue is waited for no longer."""
+        """A slice whose batch is late gets no other one, where others can serve; what is overdue is waited for no longer.
+
+        Of one that was heard of after that batch's time only the word of its end was lost.
+        """
         actions: list[Send] = []
         overdue = self._overdue
         while overdue and overdue[0][0] <= now_ms:
@@ -387,19 +395,32 @@ class Batches:
             if flight is None:
                 continue
             record = flight.record
-            free_at_ms = NEVER_MS
             if is_last:
                 self.counters.batches_lost += 1
                 del self.flights[batch_id]
                 record.flights.remove(flight)
-                free_at_ms = free_from_ms(record, now_ms)
+                record.is_late = False
             else:
-                heappush(overdue, (at_ms - LATE_AFTER_MS + OVERDUE_AFTER_MS, batch_id, True))
+                end_at_ms = at_ms - LATE_AFTER_MS
+                heappush(overdue, (end_at_ms + OVERDUE_AFTER_MS, batch_id, True))
+                record.is_late = record.heard_at_ms < end_at_ms and self._have_others(record)
+                if not record.is_late:
+                    continue
+                self._late.append(record)
             if record.takes_batches:
+                free_at_ms = free_from_ms(record, now_ms)
                 decisions = self._discipline.slice_free(record.spec.slice_id, free_at_ms, now_ms)
                 actions += self.carry_out(decisions, now_ms)
         self._wait_for_first()
         return actions
+
+    def _have_others(self, record: SliceRecord) -> bool:
+        """Whether each of its models has another slice that is not late. Where very many are late it is not they that hang."""
+        self._late = [one for one in self._late if one.is_late and one.takes_batches and one is not record]
+        if len(self._late) >= LATE_MAX:
+            return False
+        late = Counter(replica.model_id for one in [record, *self._late] for replica in one.replicas)
+        return all(self._fleet.replicas.get(model_id, 0) > count for model_id, count in late.items())
 
     def _wait_for_first(self) -> None:
         """What has ended is not waited for: each moment would be a wake-up for nothing."""
@@ -466,7 +487,7 @@ class Batches:
 def free_from_ms(record: SliceRecord, now_ms: float) -> float:
     """When a slice may be given another batch, as far as that is known now."""
     flights = record.flights
-    if len(flights) >= record.batches_max:
+    if record.is_late or len(flights) >= record.batches_max:
         return NEVER_MS
     if flights and record.spec.is_pipeline:
         return max(now_ms, flights[-1].start_at_ms + flights[-1].occupied_ms)

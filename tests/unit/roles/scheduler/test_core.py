@@ -39,7 +39,7 @@ from fabric.messages import (
 from policies.batching.registry import make_discipline
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
-from roles.scheduler.dispatch.batches import LATE_AFTER_MS
+from roles.scheduler.dispatch.batches import LATE_AFTER_MS, LATE_MAX
 from roles.scheduler.settings import SchedulerSettings
 
 MODEL = ModelId("resnet50")
@@ -281,6 +281,44 @@ def test_a_slice_whose_batch_is_late_gets_no_other_one_and_nobody_is_held_for_it
     found_ms = LATE_AFTER_MS + EXEC_MS[0]
     assert max(waited_ms.values()) <= found_ms + gap_ms
     assert sum(waited > gap_ms for waited in waited_ms.values()) <= 3 * found_ms / gap_ms
+
+
+@pytest.mark.parametrize("heard_at_ms", [None, 150.0, 300.0])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_slice_of_which_only_the_word_of_an_end_was_lost_goes_on(
+    slices: int, heard_at_ms: float | None
+) -> None:
+    """Where no other can serve it is tried; where it was heard of since, it does not hang."""
+    core = serving_core(slices)
+    batch = dispatched(core, 100.0)  # ends at 113, of which nobody hears
+    if heard_at_ms is not None:
+        run_until(core, heard_at_ms)
+        hear(core, WORKER, ready(), heard_at_ms)
+    run_until(core, 400.0)
+    assert core._fleet.slices[batch.slice_id].is_late == (slices == 2 and heard_at_ms is None)
+    again = dispatched(core, 400.0, first_seq=8)
+    assert (again.slice_id == batch.slice_id) == (slices == 1 or heard_at_ms is not None)
+    done = Done(again.batch_id, again.slice_id, MODEL, "ok", 8, (), 0.1, 0.0, 13.0)
+    hear(core, WORKER, done, 413.0)
+    assert core.counters.batches_lost == 0
+
+
+def test_a_late_slice_that_is_replaced_is_used_at_once() -> None:
+    core = serving_core(2)
+    batch = dispatched(core, 100.0)
+    run_until(core, 400.0)
+    assert core._fleet.slices[batch.slice_id].is_late
+    hear(core, WORKER, ready(0, Incarnation("00000002")), 400.0)
+    assert dispatched(core, 401.0, first_seq=8).slice_id == batch.slice_id
+
+
+def test_many_that_are_late_at_once_do_not_hang() -> None:
+    """But the scheduler did, or the network: they are not left alone all of them."""
+    core = serving_core(2 * LATE_MAX)
+    for k in range(2 * LATE_MAX - 1):
+        dispatched(core, 100.0, first_seq=8 * k)
+    run_until(core, 400.0)
+    assert sum(record.is_late for record in core._fleet.slices.values()) == LATE_MAX
 
 
 def test_a_slice_whose_done_was_lost_is_used_again() -> None:
