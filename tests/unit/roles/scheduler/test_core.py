@@ -308,7 +308,7 @@ def test_a_late_slice_that_is_replaced_is_used_at_once() -> None:
     batch = dispatched(core, 100.0)
     run_until(core, 400.0)
     assert core._fleet.slices[batch.slice_id].is_late
-    hear(core, WORKER, ready(0, Incarnation("00000002")), 400.0)
+    hear(core, PeerId("worker-local-0/00000002"), ready(0, Incarnation("00000002")), 400.0)
     assert dispatched(core, 401.0, first_seq=8).slice_id == batch.slice_id
 
 
