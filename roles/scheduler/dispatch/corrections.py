@@ -19,6 +19,8 @@ FACTOR_MIN, FACTOR_MAX = 1e-3, 1e6  # whatever a worker says it measured, what i
 PATIENCE_MAX = 16
 LATE_FACTOR = 2.0
 LATE_IN_A_ROW = 3
+LONG_TIMES = 4.0  # of a way as it was to be expected, spread included, and …
+LONG_MS = 2.0  # … so much more: what takes longer is a stall
 WAY_STEP = 0.2
 GUESS_SAMPLES = 4
 WAY_STEP_MS = 0.02
@@ -99,6 +101,7 @@ class WayCorrection:
         "_cov",
         "_is_fresh",
         "_late_in_a_row",
+        "_long_in_a_row",
         "_samples",
         "_size",
         "_size_var",
@@ -117,7 +120,7 @@ class WayCorrection:
         self._cov = ms_per_item  # of the line it starts on: slope = cov / var
         self._spread = 0.0
         self._samples = GUESS_SAMPLES
-        self._late_in_a_row = 0
+        self._late_in_a_row = self._long_in_a_row = 0
         self._assumed_ms = fixed_ms + ms_per_item
         self._is_fresh = True
 
@@ -149,9 +152,17 @@ class WayCorrection:
         return self._take(LATE_FACTOR * waited_ms, batch_size)
 
     def observe(self, way_ms: float, batch_size: int) -> bool:
-        """Note one batch's way; True when the line has moved by enough to matter."""
+        """Note one batch's way; True when the line has moved by enough to matter.
+
+        One that took far longer than was to be expected is a stall, such as a first batch has: it counts as far as that would go, unless
+        the next ones are as long.
+        """
         self._late_in_a_row = 0
         self._is_fresh = True
+        longest_ms = LONG_TIMES * (self.fixed_ms + self.ms_per_item * batch_size) + LONG_MS
+        self._long_in_a_row = self._long_in_a_row + 1 if way_ms > longest_ms else 0
+        if 0 < self._long_in_a_row < LATE_IN_A_ROW:
+            way_ms = longest_ms
         return self._take(way_ms, batch_size)
 
     def _take(self, way_ms: float, batch_size: int) -> bool:

@@ -229,3 +229,17 @@ def counted(call: Callable[..., Any], counts: Counter[str], name: str) -> Callab
         return call(*args)
 
     return counting
+
+
+@pytest.mark.parametrize("stall_ms", [5.0, 300.0, 60_000.0])
+def test_one_long_way_is_a_stall_and_what_lasts_is_learned(stall_ms: float) -> None:
+    """The first batch of a worker that has just begun; then the same of a way that has become so long."""
+    way = WayCorrection(0.0, 0.3)
+    way.observe(stall_ms, 1)
+    assert way.fixed_ms + way.ms_per_item < 3.0
+    for _ in range(200):
+        way.observe(0.3, 1)
+    assert way.fixed_ms + way.ms_per_item < 0.4
+    for _ in range(200):
+        way.observe(stall_ms, 1)
+    assert way.fixed_ms + way.ms_per_item > 0.99 * stall_ms
