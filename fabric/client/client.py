@@ -146,6 +146,7 @@ class Client:
         self._clock = self._options.clock
         self._requests = 0
         self._is_open = False
+        self._openings = 0  # that were closed
         self._begin()
 
     def _begin(self) -> None:
@@ -162,28 +163,33 @@ class Client:
         self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
 
     async def open(self) -> None:
-        """Connect, and wait for a sign of life; after `close` too.
+        """Connect, and wait for a sign of life; after `close` too. What was open, or is being opened, is closed first.
 
         One frontend that answers is enough; the others get a tenth of a second, then they join when they can. Raises
-        PeerLost when there is none in time, Unauthorised where a key is asked for and ours, or none, is not let in.
+        PeerLost when there is none in time, or when it is closed meanwhile, Unauthorised where a key is asked for and
+        ours, or none, is not let in.
         """
         self.close()
         self._begin()
         self._loop = asyncio.get_running_loop()
         self._is_open = True
+        opening = self._openings
         try:
             for address in self._addresses:
                 self._connections.append(Connection(address, self._options, self, self._sharing))
             async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
-                await self._greetings_of(1)
+                await self._greetings_of(1, opening)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_OTHERS_WAIT_S):
-                    await self._greetings_of(len(self._connections))
+                    await self._greetings_of(len(self._connections), opening)
+            self._check_is_of(opening)
         except TimeoutError as error:
+            self._check_is_of(opening)
             self.close()
             raise self._nobody() from error
         except BaseException:
-            self.close()
+            if self._openings == opening:  # what another call has opened since is not ours to close
+                self.close()
             raise
         if not self._usable:  # lost again meanwhile
             self.close()
@@ -193,19 +199,27 @@ class Client:
         trouble = next((one.trouble for one in self._connections if one.trouble), "")
         return PeerLost(f"no frontend answers at {self._where}{trouble}")
 
-    async def _greetings_of(self, count: int) -> None:
-        """Wait until so many frontends have answered."""
+    async def _greetings_of(self, count: int, opening: int) -> None:
+        """Wait until so many frontends have answered. Raises PeerLost when the client is closed meanwhile."""
+        self._check_is_of(opening)
         while sum(one.is_greeted for one in self._connections) < count:
             if all(one.refusal for one in self._connections):
                 raise Unauthorised(self._connections[0].refusal)
             self._change.clear()
             await self._change.wait()
+            self._check_is_of(opening)
+
+    def _check_is_of(self, opening: int) -> None:
+        """Raises PeerLost if the client was closed since: its connections, if it has any, are another opening's."""
+        if self._openings != opening:
+            raise PeerLost("the client was closed, or opened anew, while it was being opened")
 
     def close(self) -> None:
-        """Give up what is pending (PeerLost) and close the connections. Safe to call twice."""
+        """Give up what is pending (PeerLost) and close the connections. Safe to call twice, and when the loop has ended."""
         if not self._is_open:
             return
         self._is_open = False
+        self._openings += 1
         for number in list(self._pending):
             self._fail(number, PeerLost("the client was closed"))
         for connection in self._connections:
@@ -215,6 +229,7 @@ class Client:
             self._alarm.cancel()
         self._usable = []
         self._sharing.close()
+        self._change.set()  # whoever is opening it hears so at once
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -472,6 +472,66 @@ def test_an_opening_that_is_cancelled_leaves_the_client_closed(frontend: Fronten
     asyncio.run(talk())
 
 
+def test_an_opening_that_another_replaced_leaves_that_one_open(frontend: Frontend) -> None:
+    """The one that lost waited for its whole time, and closed the one that had won then."""
+
+    async def talk() -> None:
+        client = Client(frontend.address)
+        with within(2_000):
+            first, second = await asyncio.gather(client.open(), client.open(), return_exceptions=True)
+        assert isinstance(first, PeerLost)
+        assert "opened anew" in str(first)
+        assert second is None
+        await client.infer("echo", {"x": IMAGE})
+        client.close()
+
+    asyncio.run(talk())
+
+
+def test_closing_ends_an_opening_at_once(frontend: Frontend) -> None:
+    async def talk() -> None:
+        frontend.is_mute.set()
+        client = Client(frontend.address)
+        opening = asyncio.ensure_future(client.open())
+        await asyncio.sleep(0.01)
+        client.close()
+        with within(2_000), pytest.raises(PeerLost, match="was closed"):
+            await opening
+
+    asyncio.run(talk())
+
+
+def test_an_opening_is_cancelled_while_another_has_replaced_it(frontend: Frontend) -> None:
+    async def talk() -> None:
+        client = Client(frontend.address)
+        opening = asyncio.ensure_future(client.open())
+        await asyncio.sleep(0)
+        again = asyncio.ensure_future(client.open())
+        await asyncio.sleep(0)
+        opening.cancel()
+        await again
+        assert opening.done()
+        await client.infer("echo", {"x": IMAGE})
+        client.close()
+
+    asyncio.run(talk())
+
+
+def test_a_client_closed_between_a_greeting_and_its_opening_stays_closed(frontend: Frontend) -> None:
+    async def talk() -> None:
+        client = Client(frontend.address)
+        opening = asyncio.ensure_future(client.open())
+        while not client._usable:  # noqa: ASYNC110  it says so to those whom it waits with
+            await asyncio.sleep(0.001)
+        client.close()
+        with contextlib.suppress(PeerLost):
+            await opening
+        assert not client._is_open
+        assert opening.exception() is None or "was closed" in str(opening.exception())
+
+    asyncio.run(talk())
+
+
 def test_a_limit_of_what_is_sent_is_none_of_what_is_answered(frontend: Frontend) -> None:
     with BlockingClient(frontend.address, ClientOptions(payload_bytes_max=1_000)) as client:
         np.testing.assert_array_equal(client.infer("large", {"x": [1.0]}).outputs["y"], IMAGE)
