@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
+from fabric.client.listing import list_models
 from fabric.client.request_checks import (
     Inputs,
     checked_inputs,
@@ -44,7 +45,6 @@ from fabric.messages import (
     Infer,
     Ledger,
     ModelInfo,
-    ModelsAsked,
     ModelsListed,
     Refusal,
     StageLine,
@@ -223,7 +223,7 @@ class Client:
         for number in list(self._pending):
             self._fail(number, PeerLost("the client was closed"))
         for connection in self._connections:
-            _fail_listings(connection, "the client was closed")
+            connection.fail_listings("the client was closed")
             connection.close()
         if self._alarm is not None:
             self._alarm.cancel()
@@ -308,24 +308,23 @@ class Client:
             self._tell_cancelled(awaited)
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """What a frontend serves. Raises PeerLost if none says."""
+        """What a frontend serves. Another one is asked where the first is lost or takes long. Raises PeerLost if none says."""
         if not self._is_open:
             raise PeerLost("the client is not open")
-        connection = self._choose(self._clock.now_ms())
-        if connection is None:
+        if not self._usable:
             raise self._disconnected()
-        future: asyncio.Future[tuple[ModelInfo, ...]] = self._loop.create_future()
-        connection.listings.append(future)
-        try:
-            connection.put(ModelsAsked())
-            connection.expect()
-            async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
-                return await future
-        except TimeoutError as error:
-            raise PeerLost(f"{connection.address} does not list its models") from error
-        finally:
-            if future in connection.listings:
-                connection.listings.remove(future)
+        self._turn = (self._turn + 1) % len(self._usable)
+        opening = self._openings
+
+        def not_asked(asked: Collection[Connection]) -> list[Connection]:
+            """In turn, but those last that leave requests unanswered. A listing is no trial: those are for requests."""
+            if self._openings != opening:
+                return []
+            in_turn = self._usable[self._turn :] + self._usable[: self._turn]
+            left = [one for one in in_turn if one not in asked]
+            return sorted(left, key=lambda one: not one.circuit.is_closed)
+
+        return await list_models(not_asked, self._options.connect_timeout_ms, self._clock)
 
     # ------------------------------------------------------------ which frontend
 
@@ -370,7 +369,7 @@ class Client:
         now_ms = self._clock.now_ms()
         for number in sorted(connection.awaited):
             self._send_elsewhere(self._pending[number], reason, now_ms)
-        _fail_listings(connection, reason)
+        connection.fail_listings(reason)
 
     def unsent(self, connection: Connection, number: int) -> None:
         """It has not left, so that another frontend may have it as if it were new."""
@@ -502,9 +501,3 @@ def run_result(application: str, answered: InferResult) -> RunResult:
         outputs[result.stage].append({name.removeprefix(prefix): array for name, array in own})
         places[result.stage].append(result.place)
     return RunResult(outputs, places, answered.ledger, answered.stages)
-
-
-def _fail_listings(connection: Connection, reason: str) -> None:
-    for future in connection.listings:
-        if not future.done():
-            future.set_exception(PeerLost(reason))
