@@ -448,10 +448,11 @@ def test_what_is_asked_while_a_blocking_client_is_closed_is_lost(frontend: Front
     """Between the look whether it is open and the start of the work: by whichever thread."""
     client = BlockingClient(frontend.address)
     client.open()
-    work = client._opened().infer("echo", {"x": IMAGE})
+    session = client._opened()
+    work = session.client.infer("echo", {"x": IMAGE})
     client.close()
     with pytest.raises(PeerLost, match="was closed"):
-        client._start(work)
+        client._start(session, work)
     with pytest.raises(PeerLost, match="not open"):
         client.infer("echo", {"x": IMAGE})
 
