@@ -220,16 +220,21 @@ class Client:
             return
         self._is_open = False
         self._openings += 1
+        # A loop that has ended calls nobody back, and raises where somebody wants to be.
+        unheard = contextlib.suppress(RuntimeError) if self._loop.is_closed() else contextlib.nullcontext()
         for number in list(self._pending):
-            self._fail(number, PeerLost("the client was closed"))
+            with unheard:
+                self._fail(number, PeerLost("the client was closed"))
         for connection in self._connections:
-            connection.fail_listings("the client was closed")
+            with unheard:
+                connection.fail_listings("the client was closed")
             connection.close()
         if self._alarm is not None:
             self._alarm.cancel()
         self._usable = []
         self._sharing.close()
-        self._change.set()  # whoever is opening it hears so at once
+        with unheard:
+            self._change.set()  # whoever is opening it hears so at once
 
     async def __aenter__(self) -> Self:
         await self.open()

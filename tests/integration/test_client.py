@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 from fabric.client import BlockingClient, Client, ClientOptions, ask_status
 from fabric.clock import MonotonicClock
@@ -531,6 +532,45 @@ def test_a_client_closed_between_a_greeting_and_its_opening_stays_closed(fronten
         assert opening.exception() is None or "was closed" in str(opening.exception())
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("what", ["submit", "models", "open"])
+def test_a_client_whose_loop_has_ended_closes_all_the_same(
+    frontend: Frontend, what: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """A callback of a pending future cannot be called any more: asking for that raises, and nothing else was closed."""
+    client = Client(frontend.address)
+    loop = new_loop()
+
+    async def talk() -> None:
+        if what != "open":
+            await client.open()
+        if what == "submit":
+            client.submit("never", {"x": IMAGE}).add_done_callback(print)
+            return
+        frontend.is_mute.set()
+        waiting.append(asyncio.ensure_future(client.models() if what == "models" else client.open()))
+        await asyncio.sleep(0.01)
+
+    waiting: list[asyncio.Future[Any]] = []
+    loop.run_until_complete(talk())
+    loop.close()
+    connections = client._connections
+    assert connections
+    client.close()
+    assert not client._pending
+    assert not any(one._is_open for one in connections)
+    assert not client._is_open
+    frontend.is_mute.clear()
+
+    async def again() -> None:
+        async with client:
+            await client.infer("echo", {"x": IMAGE})
+
+    asyncio.run(again())
+    for one in waiting:
+        one._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def test_a_limit_of_what_is_sent_is_none_of_what_is_answered(frontend: Frontend) -> None:
