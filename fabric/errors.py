@@ -58,6 +58,10 @@ class PeerLost(FabricError):
     """The other side of a link is gone."""
 
 
+class WrongThread(FabricError):
+    """A blocking client was asked to wait on its own thread, which has to bring the answer: in a callback of one of its futures."""
+
+
 class RequestError(FabricError):
     """A request's final answer when it is not an output. `retryable`: the same request may succeed later.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
+import weakref
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -12,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 from fabric.client.client import Client, InferResult, RunResult
 from fabric.client.client_options import ClientOptions
 from fabric.client.request_checks import Inputs, limit_ms_of
-from fabric.errors import PeerLost
+from fabric.errors import PeerLost, WrongThread
 from fabric.messages import ModelInfo
 from fabric.sockets.base import naming_descriptors
 
@@ -20,43 +22,64 @@ _JOIN_S: Final = 5.0
 _T = TypeVar("_T")
 
 
+class _Session:
+    """A client, and the thread on which its loop runs."""
+
+    def __init__(self, client: Client) -> None:
+        with naming_descriptors():
+            self.loop = asyncio.new_event_loop()
+        self.client = client
+        self.thread = threading.Thread(
+            target=_run_loop, args=(self.loop, client), name="tenuto-client", daemon=True
+        )
+        self.thread.start()
+
+    @property
+    def is_on_its_thread(self) -> bool:
+        """Whether the caller is: a callback of one of its futures. What waits for the loop there would wait for itself."""
+        return threading.current_thread() is self.thread
+
+    def end(self) -> None:
+        """Give up what is pending and end the thread, within a bounded time: at once where it is this one, when it goes on."""
+        self.loop.call_soon_threadsafe(self.client.close)
+        # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
+        self.loop.call_soon_threadsafe(lambda: self.loop.call_later(0.01, self.loop.stop))
+        if not self.is_on_its_thread:
+            self.thread.join(_JOIN_S)
+
+
 class BlockingClient:
-    """The same for threads: an asyncio client on a background thread. May be used from several threads."""
+    """The same for threads: an asyncio client on a background thread. May be used from several threads.
+
+    A forked process has no such thread: there everything raises PeerLost until the client is opened anew, and the parent's
+    goes on. Callbacks of futures that `submit` gave run on that thread: they may `submit` and `close`, but what waits for an answer
+    raises WrongThread.
+    """
 
     def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
         self._options = options or ClientOptions()
         self._address = address
-        self._client: Client | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._session: _Session | None = None
         self._lock = threading.Lock()
         """Nothing is begun on a loop that is told to end."""
+        self._is_parents = False  # it was open when this process was forked
+        _CLIENTS.add(self)
 
     def open(self) -> None:
         """Connect, anew where it was open. Raises PeerLost when nobody answers in time, ConfigError for what is no address."""
+        self._check_thread()
         self.close()
-        self._client = Client(self._address, self._options)
-        with naming_descriptors():
-            loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=(loop,), name="tenuto-client", daemon=True)
-        self._thread.start()
-        self._loop = loop
+        session = _Session(Client(self._address, self._options))
+        self._replace(session)
         try:
-            self._call(self._client.open(), self._options.connect_timeout_ms)
+            self._call(session, session.client.open(), self._options.connect_timeout_ms)
         except BaseException:
-            self.close()
+            self._replace(None, only=session)
             raise
 
     def close(self) -> None:
-        """Give up what is pending and end the thread, within a bounded time. Safe to call twice."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-            if loop is None or self._thread is None or self._client is None:
-                return
-            loop.call_soon_threadsafe(self._client.close)
-            # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
-            loop.call_soon_threadsafe(lambda: loop.call_later(0.01, loop.stop))
-        self._thread.join(_JOIN_S)
+        """Give up what is pending and end the thread, within a bounded time. Safe to call twice, and from callbacks."""
+        self._replace(None)
 
     def __enter__(self) -> Self:
         self.open()
@@ -72,39 +95,78 @@ class BlockingClient:
     ) -> InferResult:
         """Send one request and wait for its answer. Errors as `Client.infer`."""
         limit_ms = limit_ms_of(budget_ms, self._options)
-        return self._call(self._opened().infer(model, inputs, budget_ms, priority), limit_ms)
+        session = self._waitable()
+        return self._call(session, session.client.infer(model, inputs, budget_ms, priority), limit_ms)
 
     def run(
         self, application: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
     ) -> RunResult:
         """Ask an application, all of its graph, and wait for its answer. Errors as `Client.run`."""
         limit_ms = limit_ms_of(budget_ms, self._options)
-        return self._call(self._opened().run(application, inputs, budget_ms, priority), limit_ms)
+        session = self._waitable()
+        return self._call(session, session.client.run(application, inputs, budget_ms, priority), limit_ms)
 
     def submit(
         self, model: str, inputs: Inputs, budget_ms: float | None = None, priority: int | None = None
     ) -> concurrent.futures.Future[InferResult]:
         """Send one request; the future's `cancel()` tells the frontend to forget it."""
-        return self._start(self._opened().infer(model, inputs, budget_ms, priority))
+        session = self._opened()
+        return self._start(session, session.client.infer(model, inputs, budget_ms, priority))
 
     def models(self) -> tuple[ModelInfo, ...]:
         """What the frontend serves."""
-        return self._call(self._opened().models(), self._options.connect_timeout_ms)
+        session = self._waitable()
+        return self._call(session, session.client.models(), self._options.connect_timeout_ms)
 
-    def _opened(self) -> Client:
-        if self._client is None or self._loop is None:
-            raise PeerLost("the client is not open")
-        return self._client
+    def _opened(self) -> _Session:
+        session = self._session
+        if session is None:
+            raise PeerLost(
+                "this process was forked from the one that opened the client: open it here too, or one of its own"
+                if self._is_parents
+                else "the client is not open"
+            )
+        return session
 
-    def _start(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+    def _waitable(self) -> _Session:
+        """For what waits for an answer."""
+        self._check_thread()
+        return self._opened()
+
+    def _check_thread(self) -> None:
+        session = self._session
+        if session is not None and session.is_on_its_thread:
+            raise WrongThread(
+                "this is the client's own thread, which runs the callbacks of its futures: an answer that is waited for here"
+                " cannot come; use `submit`, or another thread"
+            )
+
+    def _replace(self, session: _Session | None, only: _Session | None = None) -> None:
+        """End the session there is, or only that one, and have this one."""
         with self._lock:
-            if self._loop is not None:
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
+            former = self._session
+            if only is not None and former is not only:
+                return  # another thread has ended it
+            self._session, self._is_parents = session, False
+        if former is not None:
+            former.end()
+
+    def _leave_to_parent(self) -> None:
+        """This process was just forked: it has this thread only, and none to answer what is asked."""
+        self._lock = threading.Lock()
+        if self._session is not None:
+            _INHERITED.append(self._session)
+            self._session, self._is_parents = None, True
+
+    def _start(self, session: _Session, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        with self._lock:
+            if self._session is session:
+                return asyncio.run_coroutine_threadsafe(work, session.loop)
         work.close()
         raise PeerLost("the client was closed")
 
-    def _call(self, work: Coroutine[Any, Any, _T], limit_ms: float) -> _T:
-        future = self._start(work)
+    def _call(self, session: _Session, work: Coroutine[Any, Any, _T], limit_ms: float) -> _T:
+        future = self._start(session, work)
         try:
             return future.result(limit_ms / 1e3 + _JOIN_S)  # the work keeps its own, shorter limit
         except concurrent.futures.CancelledError as error:
@@ -117,7 +179,7 @@ class BlockingClient:
             raise
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, client: Client) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -125,5 +187,18 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         for task in left:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        client.close()  # again: an opening may have ended since
     finally:
         loop.close()
+
+
+_CLIENTS: Final[weakref.WeakSet[BlockingClient]] = weakref.WeakSet()
+_INHERITED: Final[list[_Session]] = []  # kept, so that nothing of a parent's is ended in its fork
+
+
+def _leave_to_parent() -> None:
+    for client in list(_CLIENTS):
+        client._leave_to_parent()  # noqa: SLF001  the class is this file's
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from fabric.arena_sharing import ArenaSharing
 from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
+from fabric.client.listing import list_models
 from fabric.client.request_checks import (
     Inputs,
     checked_inputs,
@@ -45,7 +46,6 @@ from fabric.messages import (
     Infer,
     Ledger,
     ModelInfo,
-    ModelsAsked,
     ModelsListed,
     Refusal,
     StageLine,
@@ -144,6 +144,7 @@ class Client:
         self._clock = self._options.clock
         self._requests = 0
         self._is_open = False
+        self._openings = 0  # that were closed
         self._begin()
 
     def _begin(self) -> None:
@@ -160,28 +161,33 @@ class Client:
         self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
 
     async def open(self) -> None:
-        """Connect, and wait for a sign of life; after `close` too.
+        """Connect, and wait for a sign of life; after `close` too. What was open, or is being opened, is closed first.
 
         One frontend that answers is enough; the others get a tenth of a second, then they join when they can. Raises
-        PeerLost when there is none in time, Unauthorised where a key is asked for and ours, or none, is not let in.
+        PeerLost when there is none in time, or when it is closed meanwhile, Unauthorised where a key is asked for and
+        ours, or none, is not let in.
         """
         self.close()
         self._begin()
         self._loop = asyncio.get_running_loop()
         self._is_open = True
+        opening = self._openings
         try:
             for address in self._addresses:
                 self._connections.append(Connection(address, self._options, self, self._sharing))
             async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
-                await self._greetings_of(1)
+                await self._greetings_of(1, opening)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_OTHERS_WAIT_S):
-                    await self._greetings_of(len(self._connections))
+                    await self._greetings_of(len(self._connections), opening)
+            self._check_is_of(opening)
         except TimeoutError as error:
+            self._check_is_of(opening)
             self.close()
             raise self._nobody() from error
         except BaseException:
-            self.close()
+            if self._openings == opening:  # what another call has opened since is not ours to close
+                self.close()
             raise
         if not self._usable:  # lost again meanwhile
             self.close()
@@ -191,28 +197,42 @@ class Client:
         trouble = next((one.trouble for one in self._connections if one.trouble), "")
         return PeerLost(f"no frontend answers at {self._where}{trouble}")
 
-    async def _greetings_of(self, count: int) -> None:
-        """Wait until so many frontends have answered."""
+    async def _greetings_of(self, count: int, opening: int) -> None:
+        """Wait until so many frontends have answered. Raises PeerLost when the client is closed meanwhile."""
+        self._check_is_of(opening)
         while sum(one.is_greeted for one in self._connections) < count:
             if all(one.refusal for one in self._connections):
                 raise Unauthorised(self._connections[0].refusal)
             self._change.clear()
             await self._change.wait()
+            self._check_is_of(opening)
+
+    def _check_is_of(self, opening: int) -> None:
+        """Raises PeerLost if the client was closed since: its connections, if it has any, are another opening's."""
+        if self._openings != opening:
+            raise PeerLost("the client was closed, or opened anew, while it was being opened")
 
     def close(self) -> None:
-        """Give up what is pending (PeerLost) and close the connections. Safe to call twice."""
+        """Give up what is pending (PeerLost) and close the connections. Safe to call twice, and when the loop has ended."""
         if not self._is_open:
             return
         self._is_open = False
+        self._openings += 1
+        # A loop that has ended calls nobody back, and raises where somebody wants to be.
+        unheard = contextlib.suppress(RuntimeError) if self._loop.is_closed() else contextlib.nullcontext()
         for number in list(self._pending):
-            self._fail(number, PeerLost("the client was closed"))
+            with unheard:
+                self._fail(number, PeerLost("the client was closed"))
         for connection in self._connections:
-            _fail_listings(connection, "the client was closed")
+            with unheard:
+                connection.fail_listings("the client was closed")
             connection.close()
         if self._alarm is not None:
             self._alarm.cancel()
         self._usable = []
         self._sharing.close()
+        with unheard:
+            self._change.set()  # whoever is opening it hears so at once
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -291,24 +311,23 @@ class Client:
             self._tell_cancelled(awaited)
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """What a frontend serves. Raises PeerLost if none says."""
+        """What a frontend serves. Another one is asked where the first is lost or takes long. Raises PeerLost if none says."""
         if not self._is_open:
             raise PeerLost("the client is not open")
-        connection = self._choose(self._clock.now_ms())
-        if connection is None:
+        if not self._usable:
             raise self._disconnected()
-        future: asyncio.Future[tuple[ModelInfo, ...]] = self._loop.create_future()
-        connection.listings.append(future)
-        try:
-            connection.put(ModelsAsked())
-            connection.expect()
-            async with asyncio.timeout(self._options.connect_timeout_ms / 1e3):
-                return await future
-        except TimeoutError as error:
-            raise PeerLost(f"{connection.address} does not list its models") from error
-        finally:
-            if future in connection.listings:
-                connection.listings.remove(future)
+        self._turn = (self._turn + 1) % len(self._usable)
+        opening = self._openings
+
+        def not_asked(asked: Collection[Connection]) -> list[Connection]:
+            """In turn, but those last that leave requests unanswered. A listing is no trial: those are for requests."""
+            if self._openings != opening:
+                return []
+            in_turn = self._usable[self._turn :] + self._usable[: self._turn]
+            left = [one for one in in_turn if one not in asked]
+            return sorted(left, key=lambda one: not one.circuit.is_closed)
+
+        return await list_models(not_asked, self._options.connect_timeout_ms, self._clock)
 
     # ------------------------------------------------------------ which frontend
 
@@ -353,7 +372,7 @@ class Client:
         now_ms = self._clock.now_ms()
         for number in sorted(connection.awaited):
             self._send_elsewhere(self._pending[number], reason, now_ms)
-        _fail_listings(connection, reason)
+        connection.fail_listings(reason)
 
     def unsent(self, connection: Connection, number: int) -> None:
         """It has not left, so that another frontend may have it as if it were new."""
@@ -485,9 +504,3 @@ def run_result(application: str, answered: InferResult) -> RunResult:
         outputs[result.stage].append({name.removeprefix(prefix): array for name, array in own})
         places[result.stage].append(result.place)
     return RunResult(outputs, places, answered.ledger, answered.stages)
-
-
-def _fail_listings(connection: Connection, reason: str) -> None:
-    for future in connection.listings:
-        if not future.done():
-            future.set_exception(PeerLost(reason))

@@ -12,13 +12,14 @@ from fabric.client.client_options import ClientOptions
 from fabric.client.retries import Circuit
 from fabric.codec import BULKY_HEADER_BYTES_MAX
 from fabric.curve import guarded
+from fabric.errors import PeerLost
 from fabric.frames import ANSWER_BYTES_MAX
 from fabric.heartbeats import Liveness
 from fabric.ids import Incarnation, PeerId, new_incarnation, peer_id
 from fabric.keys import Keyring
 from fabric.learned_margin import LearnedWay
 from fabric.link import NamedTensor, Received
-from fabric.messages import AnyMessage, Infer, ModelInfo, Ping, Pong, Unready
+from fabric.messages import AnyMessage, Infer, ModelInfo, ModelsAsked, Ping, Pong, Unready
 from fabric.outbox import Outbox
 from fabric.shared_memory import is_shared_with
 from fabric.sockets import DealerLink, LinkOptions
@@ -127,6 +128,12 @@ class Connection:
             self._outbox.flush()
             self._loop.call_soon(self._end_turn)
 
+    def fail_listings(self, reason: str) -> None:
+        """It will not say what it serves."""
+        for future in self.listings:
+            if not future.done():
+                future.set_exception(PeerLost(reason))
+
     def expect(self) -> None:
         """Something is awaited of it: from now on silence counts."""
         self._watch()
@@ -143,6 +150,8 @@ class Connection:
         self._begin_again()
         if isinstance(message, Infer):
             self._owner.unsent(self, message.request_no)
+        elif isinstance(message, ModelsAsked):
+            self.fail_listings(f"not connected to the frontend at {self.address}")
 
     # ------------------------------------------------------------ hearing
 

@@ -45,9 +45,14 @@ class Circuit:
     failures: int = 0
     try_at_ms: float = 0.0
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests go to it as to any other."""
+        return self.failures < FAILURES_MAX
+
     def allows(self, now_ms: float) -> bool:
         """Whether it gets the request that is about to be sent; if it is the one that tries, no other is for a while."""
-        if self.failures < FAILURES_MAX:
+        if self.is_closed:
             return True
         if now_ms < self.try_at_ms:
             return False

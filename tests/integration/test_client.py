@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 
 from fabric.client import BlockingClient, Client, ClientOptions, ask_status
 from fabric.clock import MonotonicClock
@@ -448,10 +449,11 @@ def test_what_is_asked_while_a_blocking_client_is_closed_is_lost(frontend: Front
     """Between the look whether it is open and the start of the work: by whichever thread."""
     client = BlockingClient(frontend.address)
     client.open()
-    work = client._opened().infer("echo", {"x": IMAGE})
+    session = client._opened()
+    work = session.client.infer("echo", {"x": IMAGE})
     client.close()
     with pytest.raises(PeerLost, match="was closed"):
-        client._start(work)
+        client._start(session, work)
     with pytest.raises(PeerLost, match="not open"):
         client.infer("echo", {"x": IMAGE})
 
@@ -470,6 +472,105 @@ def test_an_opening_that_is_cancelled_leaves_the_client_closed(frontend: Fronten
             await client.infer("echo", {"x": IMAGE})
 
     asyncio.run(talk())
+
+
+def test_an_opening_that_another_replaced_leaves_that_one_open(frontend: Frontend) -> None:
+    """The one that lost waited for its whole time, and closed the one that had won then."""
+
+    async def talk() -> None:
+        client = Client(frontend.address)
+        with within(2_000):
+            first, second = await asyncio.gather(client.open(), client.open(), return_exceptions=True)
+        assert isinstance(first, PeerLost)
+        assert "opened anew" in str(first)
+        assert second is None
+        await client.infer("echo", {"x": IMAGE})
+        client.close()
+
+    asyncio.run(talk())
+
+
+def test_closing_ends_an_opening_at_once(frontend: Frontend) -> None:
+    async def talk() -> None:
+        frontend.is_mute.set()
+        client = Client(frontend.address)
+        opening = asyncio.ensure_future(client.open())
+        await asyncio.sleep(0.01)
+        client.close()
+        with within(2_000), pytest.raises(PeerLost, match="was closed"):
+            await opening
+
+    asyncio.run(talk())
+
+
+def test_an_opening_is_cancelled_while_another_has_replaced_it(frontend: Frontend) -> None:
+    async def talk() -> None:
+        client = Client(frontend.address)
+        opening = asyncio.ensure_future(client.open())
+        await asyncio.sleep(0)
+        again = asyncio.ensure_future(client.open())
+        await asyncio.sleep(0)
+        opening.cancel()
+        await again
+        assert opening.done()
+        await client.infer("echo", {"x": IMAGE})
+        client.close()
+
+    asyncio.run(talk())
+
+
+def test_a_client_closed_between_a_greeting_and_its_opening_stays_closed(frontend: Frontend) -> None:
+    async def talk() -> None:
+        client = Client(frontend.address)
+        opening = asyncio.ensure_future(client.open())
+        while not client._usable:  # noqa: ASYNC110  it says so to those whom it waits with
+            await asyncio.sleep(0.001)
+        client.close()
+        with contextlib.suppress(PeerLost):
+            await opening
+        assert not client._is_open
+        assert opening.exception() is None or "was closed" in str(opening.exception())
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("what", ["submit", "models", "open"])
+def test_a_client_whose_loop_has_ended_closes_all_the_same(
+    frontend: Frontend, what: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """A callback of a pending future cannot be called any more: asking for that raises, and nothing else was closed."""
+    client = Client(frontend.address)
+    loop = new_loop()
+
+    async def talk() -> None:
+        if what != "open":
+            await client.open()
+        if what == "submit":
+            client.submit("never", {"x": IMAGE}).add_done_callback(print)
+            return
+        frontend.is_mute.set()
+        waiting.append(asyncio.ensure_future(client.models() if what == "models" else client.open()))
+        await asyncio.sleep(0.01)
+
+    waiting: list[asyncio.Future[Any]] = []
+    loop.run_until_complete(talk())
+    loop.close()
+    connections = client._connections
+    assert connections
+    client.close()
+    assert not client._pending
+    assert not any(one._is_open for one in connections)
+    assert not client._is_open
+    frontend.is_mute.clear()
+
+    async def again() -> None:
+        async with client:
+            await client.infer("echo", {"x": IMAGE})
+
+    asyncio.run(again())
+    for one in waiting:
+        one._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def test_a_limit_of_what_is_sent_is_none_of_what_is_answered(frontend: Frontend) -> None:

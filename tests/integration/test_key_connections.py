@@ -361,7 +361,7 @@ def test_frontends_rotate_their_key_under_clients_that_never_end(
     client = BlockingClient(address, ClientOptions(key_file=path))
     done, _ = in_thread(client.open)
     before.serve(done)
-    keyring = client._client._connections[0]._link._guard.keyring  # type: ignore[union-attr]
+    keyring = client._opened().client._connections[0]._link._guard.keyring  # type: ignore[union-attr]
     keyring.clock, keyring._looked_at_ms = clock, 0.0
 
     def works(door: Door) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from fabric.client import BlockingClient, Client, ClientOptions
+from fabric.client.connection import FRONTEND
 from fabric.client.retries import FAILURES_MAX, PAUSE_MS, RETRIES_AT_FIRST
 from fabric.errors import DeadlineExceeded, Overloaded, PeerLost
 from fabric.ids import Incarnation
 from fabric.link import Received
-from fabric.messages import Infer, Ping, Pong, Refusal, Unready
+from fabric.messages import Infer, ModelsAsked, Ping, Pong, Refusal, Unready
 from tests.integration.proc import CLOCK
 from tests.integration.test_client import Frontend, seen, within
 
@@ -22,12 +23,13 @@ QUICK = ClientOptions(connect_timeout_ms=2_000, grace_ms=50)
 
 
 class Named(Frontend):
-    """A frontend that says who it is and refuses `full`. `is_unready`: it wants nothing new; `is_deaf`: it answers pings."""
+    """A frontend that says who it is and refuses `full`. `is_unready`: it wants nothing new; `is_deaf`, `lists_nothing`: it answers pings."""
 
     def __init__(self, incarnation: str, address: str = "tcp://127.0.0.1:0") -> None:
         self.incarnation = Incarnation(incarnation)
         self.is_unready = False
         self.is_deaf = False
+        self.lists_nothing = False
         super().__init__(address)
 
     def _reply(self, received: Received) -> None:
@@ -36,6 +38,8 @@ class Named(Frontend):
                 said = Unready(self.incarnation) if self.is_unready else Pong(number, "", self.incarnation)
                 self.link.send(received.peer, said)
             case Infer() if self.is_deaf:
+                pass
+            case ModelsAsked() if self.lists_nothing:
                 pass
             case Infer(number, "full"):
                 if self.is_unready:  # said before anybody asks
@@ -241,5 +245,90 @@ def test_a_frontend_that_answers_pings_only_is_left_alone(pair: tuple[Named, Nam
                 if CLOCK.now_ms() - began_ms > PAUSE_MS / 2:
                     break  # a busy host: it may be tried again before long
                 assert len(pair[0].asked) == FAILURES_MAX
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_models_are_listed_though_one_frontend_is_silent(pair: tuple[Named, Named], lost: int) -> None:
+    """Whichever of them is asked first."""
+
+    async def run() -> None:
+        async with Client([one.address for one in pair], QUICK) as client:
+            pair[lost].is_mute.set()
+            for _ in range(2):
+                assert [model.model_id for model in await client.models()] == ["echo"]
+            assert not any(one.listings for one in client._connections)
+
+    asyncio.run(run())
+
+
+def test_models_are_listed_though_one_frontend_ends_meanwhile(pair: tuple[Named, Named]) -> None:
+    async def run() -> None:
+        async with Client([one.address for one in pair], ClientOptions(connect_timeout_ms=60_000)) as client:
+            pair[0].lists_nothing = pair[1].lists_nothing = True
+            listing = asyncio.ensure_future(client.models())
+            while not any(one.has_seen(ModelsAsked) for one in pair):  # noqa: ASYNC110  seen on another thread
+                await asyncio.sleep(0.001)
+            pair[0].lists_nothing = pair[1].lists_nothing = False
+            await asyncio.to_thread(next(one for one in pair if one.has_seen(ModelsAsked)).end)
+            with within(10_000):
+                assert len(await listing) == 1
+
+    asyncio.run(run())
+
+
+def test_no_frontend_lists_its_models_in_time(pair: tuple[Named, Named]) -> None:
+    async def run() -> None:
+        async with Client([one.address for one in pair], ClientOptions(connect_timeout_ms=300)) as client:
+            pair[0].lists_nothing = pair[1].lists_nothing = True
+            with within(2_000), pytest.raises(PeerLost, match="1 more do not list their models"):
+                await client.models()
+            assert all(one.has_seen(ModelsAsked) for one in pair)
+            assert not any(one.listings for one in client._connections)
+
+    asyncio.run(run())
+
+
+def test_a_listing_ends_with_its_client(pair: tuple[Named, Named]) -> None:
+    async def run() -> None:
+        async with Client([one.address for one in pair], QUICK) as client:
+            pair[0].lists_nothing = pair[1].lists_nothing = True
+            listing = asyncio.ensure_future(client.models())
+            await asyncio.sleep(0)
+            client.close()
+            with within(1_000), pytest.raises(PeerLost, match="was closed"):
+                await listing
+
+    asyncio.run(run())
+
+
+def test_a_listing_is_no_trial_of_a_frontend_that_leaves_requests_unanswered(
+    pair: tuple[Named, Named],
+) -> None:
+    async def run() -> None:
+        async with Client([one.address for one in pair], QUICK) as client:
+            circuit = client._connections[0].circuit
+            for _ in range(FAILURES_MAX):
+                circuit.note_unanswered(CLOCK.now_ms() - 2 * PAUSE_MS)
+            for _ in range(4):
+                await client.models()
+            assert not pair[0].has_seen(ModelsAsked), "the other one answers"
+            await asyncio.gather(*(client.infer("echo", {"x": [i]}) for i in range(4)))
+            assert pair[0].asked, "its trial is still there"
+
+    asyncio.run(run())
+
+
+def test_a_listing_that_could_not_leave_is_asked_of_another(
+    pair: tuple[Named, Named], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with Client([one.address for one in pair], ClientOptions(connect_timeout_ms=60_000)) as client:
+            first = client._connections[1 - client._turn % 2]
+            monkeypatch.setattr(first, "put", lambda message: first._unsent(FRONTEND, message))
+            with within(5_000):
+                for _ in range(2):
+                    assert len(await client.models()) == 1
 
     asyncio.run(run())

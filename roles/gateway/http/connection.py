@@ -216,10 +216,25 @@ class HttpConnection(asyncio.Protocol):
                 case Request() | Refused():
                     self._is_continue_wanted = False  # it was that of this one
                     self._waiting.append(event)
-        if len(self._waiting) > self._server.limits.pipelined_max:
-            self.abort()  # it sends on and on without reading
-            return
+        limits = self._server.limits
+        self._keep(limits.at_once_max)
         self._go_on()
+        self._keep(limits.pipelined_max)
+
+    def _keep(self, count: int) -> None:
+        """Of what waits keep so many; what comes behind them is refused, and nothing more is read. So whoever sends on and on is bounded."""
+        if len(self._waiting) <= count:
+            return
+        kept = 0 if self._is_over else count
+        while len(self._waiting) > kept:
+            one = self._waiting.pop()
+            if isinstance(one, Request):
+                self._server.budget.give_back(len(one.body))
+        self._is_continue_wanted = False
+        if self._reader is not None:
+            self._reader.close()
+        if not self._is_over:
+            self._waiting.append(Refused(Overloaded(f"over {count} requests wait on this connection")))
 
     def _go_on(self) -> None:
         """Answer what can be answered now."""
@@ -326,7 +341,11 @@ class HttpConnection(asyncio.Protocol):
         is_head_only = refused.head is not None and refused.head.method == "HEAD"
         self._transport.write(head if is_head_only else b"".join((head, *reply.body)))
         if not is_last:
-            self._rest()
+            if self._is_writing:
+                self._rest()
+            else:
+                now_ms = self._server.clock.now_ms()
+                self._limit_at_ms = now_ms + self._server.limits.answer_limit_ms(reply.size_bytes)
             return
         self._is_over = True
         # What still comes is thrown away for a while: closing now would reset the connection under the answer.

@@ -28,6 +28,8 @@ class HttpLimits:
     """After a refusal the rest of what comes is thrown away so long: who still sends would lose the answer."""
     pipelined_max: int = 16
     """Requests that wait on one connection while one is answered."""
+    at_once_max: int = 32
+    """Requests that came together and are begun together, where each is answered at once: others' requests wait meanwhile."""
 
     def body_limit_ms(self, received_bytes: int) -> float:
         """How long a body may have taken when so much of it is here."""

@@ -29,6 +29,7 @@ _GATHERED_BYTES: Final = 1 << 20
 _LENGTH_DIGITS_MAX: Final = 19
 """Of a length without leading zeros: more are over 2^63, and Python's `int` raises from 4,300 on."""
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_FRAMING: Final = ("content-length", "transfer-encoding", "connection")
 Screen = Callable[[Head], None]
 """Raises RequestError for a head whose body need not even be read."""
 
@@ -86,6 +87,7 @@ class HttpReader:
         self._decoder: Decoder | None = None
         self._head: Head | None = None
         self._screened: RequestError | None = None
+        self._is_upgrade_offered = False  # in a head that is read, and whose body needs another parser
 
     # ------------------------------------------------------------ from the shell
 
@@ -101,10 +103,7 @@ class HttpReader:
             self._head_bytes += len(data)
         body_bytes = self._received
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The request is answered as if nothing had been said of another protocol; what follows cannot be read.
-            self._note_last()
+            self._parse(data)
         except httptools.HttpParserCallbackError as error:
             found = error.__context__
             if isinstance(found, RequestError):
@@ -173,12 +172,16 @@ class HttpReader:
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser, with a piece of it."""
+        if self._head is not None:
+            return  # read before
         self._url += url
         if len(self._url) > self._limits.head_bytes_max:
             raise HeaderTooLarge(f"the path is over {self._limits.head_bytes_max} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
+        if self._is_upgrade_offered:
+            return  # read before
         self._headers_seen += 1
         if self._headers_seen > self._limits.headers_max:
             raise HeaderTooLarge(f"over {self._limits.headers_max} header fields")
@@ -190,6 +193,9 @@ class HttpReader:
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
+        if self._is_upgrade_offered:
+            self._is_upgrade_offered = False  # the second one goes on with the body
+            return
         limits = self._limits
         method = self._parser.get_method().decode("latin-1")
         path, _, query = _in_origin_form(self._url.decode("latin-1")).partition("?")
@@ -211,9 +217,11 @@ class HttpReader:
         if expected is not None:
             if expected.lower() != "100-continue":
                 raise Unsupported(f"Expect: {expected:.60} is not known; there is 100-continue")
-            self._events.append(ContinueWanted())
-        if has_body and self._parser.should_upgrade():
-            raise Unsupported("Upgrade with a body: the request cannot be read then")
+            if (
+                self._parser.get_http_version() != "1.0"
+            ):  # who speaks that knows of no such sign (RFC 9110, 10.1.1)
+                self._events.append(ContinueWanted())
+        self._is_upgrade_offered = self._parser.should_upgrade() and method != "CONNECT"
         self._state = _State.BODY
         self._head_bytes = 0
         self._body_at_ms = self._now_ms
@@ -239,7 +247,9 @@ class HttpReader:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
+        """Called by the parser, by the first of two without having read the body."""
+        if self._is_upgrade_offered:
+            return
         if self._decoder is not None:
             self._decoder.end()
         assert self._head is not None, "its head came first"
@@ -260,6 +270,31 @@ class HttpReader:
     def _enter_head(self) -> None:
         self._state = _State.HEAD
         self._began_at_ms = self._head_at_ms = self._now_ms
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_upgrade_offered:  # CONNECT: what follows cannot be read
+                    self._note_last()
+                    return
+                (read_bytes,) = upgrade.args
+                data = memoryview(data)[read_bytes:]
+                self._pass_over_offer()
+            else:
+                return
+
+    def _pass_over_offer(self) -> None:
+        """Read on as if nothing had been said of another protocol (RFC 9110, 7.8): llhttp takes what follows for that one.
+
+        So another parser gets those parts of the head by which it knows where the request ends.
+        """
+        assert self._head is not None, "it is read"
+        lines = [f"{self._head.method} / HTTP/{self._parser.get_http_version()}"]
+        lines += (f"{name}: {self._headers[name]}" for name in _FRAMING if name in self._headers)
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data("".join(f"{line}\r\n" for line in (*lines, "")).encode("latin-1"))
 
     def _note_last(self) -> None:
         for at, event in enumerate(self._events):

@@ -10,13 +10,8 @@ from importlib.resources import files
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
-
-from fabric.messages import TENSORS_MAX
 
 SERVICE: Final = "inference.GRPCInferenceService"
-FIELDS_MAX: Final = 4 * TENSORS_MAX
-"""Of a message: inputs and their bytes, outputs, and what else there is."""
 
 
 def _loaded() -> descriptor_pool.DescriptorPool:
@@ -38,42 +33,6 @@ def message_class(name: str) -> Any:
 def methods() -> list[Any]:
     """The descriptors of the service's methods."""
     return list(_POOL.FindServiceByName(SERVICE).methods)
-
-
-def check_fields(raw: bytes) -> None:
-    """Raises DecodeError for more fields than a request has, before they are made objects: of two bytes each becomes eighty.
-
-    Source: protobuf, "Encoding".
-    """
-    at = seen = 0
-    while at < len(raw):
-        seen += 1
-        if seen > FIELDS_MAX:
-            raise DecodeError(f"it has over {FIELDS_MAX} fields; a request has fewer")
-        key, at = _varint(raw, at)
-        match key & 7:
-            case 0:  # a varint
-                _, at = _varint(raw, at)
-            case 1:
-                at += 8
-            case 2:
-                size, at = _varint(raw, at)
-                at += size
-            case 5:
-                at += 4
-            # 3 and 4 are around fields, which come next; of others the parser says what is wrong.
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits a byte, and where it ends; also where it should go on."""
-    value = shift = 0
-    for byte in raw[at : at + 10]:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-        if byte < 0x80:
-            break
-    return value, at
 
 
 ModelInferResponse: Final = message_class("ModelInferResponse")

@@ -21,10 +21,10 @@ from roles.gateway.repository import Repository
 from roles.gateway.rpc.messages import (
     SERVICE,
     ModelStreamInferResponse,
-    check_fields,
     message_class,
     methods,
 )
+from roles.gateway.rpc.size_check import check_size
 from roles.gateway.rpc.translation import plain_parameters, read_infer, write_infer
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
@@ -109,12 +109,16 @@ class RpcService:
                 Overloaded("the bodies of other requests take all the room there is"), 0, self._budget
             )
         try:
-            check_fields(raw)
+            check_size(raw)
             message = parse(raw)
+        except RequestError as error:
+            refusal = error
         except DecodeError as error:
-            self._budget.give_back(len(raw))
-            return Held(InvalidInput(f"the message cannot be read: {error!s:.200}"), 0, self._budget)
-        return Held(message, len(raw), self._budget)
+            refusal = InvalidInput(f"the message cannot be read: {error!s:.200}")
+        else:
+            return Held(message, len(raw), self._budget)
+        self._budget.give_back(len(raw))
+        return Held(refusal, 0, self._budget)
 
     # ------------------------------------------------------------ calls
 

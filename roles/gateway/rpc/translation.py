@@ -23,6 +23,7 @@ from roles.gateway.inference import (
     wanted_of,
 )
 from roles.gateway.rpc.messages import ModelInferResponse
+from roles.gateway.rpc.size_check import CONTENTS_MAX
 from roles.gateway.tensors import BF16, BYTES, Elements, count_of, datatype_of, from_raw, from_values, to_raw
 
 _CONTENTS: Final[Mapping[str, str]] = {
@@ -36,8 +37,6 @@ _CONTENTS: Final[Mapping[str, str]] = {
     BYTES: "bytes_contents",
 }
 """By datatype: the field that has its values."""
-CONTENTS_MAX: Final = 4 << 20
-"""Elements in such fields, of all inputs: each is an object of Python for a while, and nothing else is done meanwhile."""
 PARAMETERS_MAX: Final = 64
 """Of a request, and of each of its tensors."""
 

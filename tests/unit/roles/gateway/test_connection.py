@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from roles.gateway.failures import NotFound
 from roles.gateway.http.connection import LOOK_EVERY_S, Answer, Cancellable, HttpConnection, HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Head, Reply, Request
@@ -53,7 +54,7 @@ class Wire(asyncio.Transport):
 
 
 class Stand:
-    """Answers at once, `/large` with a large body, but `/later`: its answers are kept."""
+    """Answers at once, `/large` with a large body, but `/later`: its answers are kept; `/refused` it refuses."""
 
     def __init__(self) -> None:
         self.now_ms_ = 0.0
@@ -69,6 +70,8 @@ class Stand:
     def screen(self, head: Head) -> None:
         if self.defect is not None and head.path == "/defect":
             raise self.defect
+        if head.path == "/refused":
+            raise NotFound("there is no such path")
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
         if request.head.path == "/later":
@@ -257,3 +260,71 @@ def test_what_our_reading_fails_on_ends_that_connection_only_and_is_counted_and_
     (line,) = caplog.records
     assert line.exc_info is not None
     assert line.exc_info[1] is stand.defect
+
+
+@pytest.mark.parametrize("path", ["small", "later"])
+def test_small_requests_in_one_piece_are_answered(path: str) -> None:
+    """More of them where each is answered at once; else one is, and the others wait."""
+    count = LIMITS.at_once_max if path == "small" else LIMITS.pipelined_max + 1
+    stand = Stand()
+    connection, wire = stand.connected()
+    connection.data_received(get(path) * count)
+    for at in range(count):
+        if path == "later":
+            stand.later[at](stand.reply)
+    assert statuses(wire) == [b"200"] * count
+    assert not wire.is_closed
+    assert stand.server.refused == 0
+
+
+def test_of_more_the_last_answer_says_so_where_they_are_answered_at_once() -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    connection.data_received(get("small") * 1_000)
+    assert statuses(wire) == [b"200"] * LIMITS.at_once_max + [b"503"]
+    connection.data_received(get("small"))
+    assert len(statuses(wire)) == LIMITS.at_once_max + 1
+    stand.wait(LIMITS.linger_ms / 1e3 + 1)
+    assert wire.is_closed
+
+
+def test_over_the_bound_the_last_answer_says_so_behind_those_that_wait() -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    one = get("later", "Content-Length: 3\r\n", "POST") + b"abc"
+    connection.data_received(one * (LIMITS.pipelined_max + 50) + one[:-1])
+    assert stand.server.budget.used == 3 * (LIMITS.pipelined_max + 1)
+    connection.data_received(one * 50)
+    assert stand.server.budget.used == 3 * (LIMITS.pipelined_max + 1), "nothing more is read"
+    assert statuses(wire) == []
+    for at in range(LIMITS.pipelined_max + 1):
+        stand.later[at](stand.reply)
+    assert statuses(wire) == [b"200"] * (LIMITS.pipelined_max + 1) + [b"503"]
+    assert b'"code":"Overloaded"' in wire.out
+    assert wire.out.count(b"Connection: close") == 1
+    assert stand.server.budget.used == 0
+    assert len(stand.later) == LIMITS.pipelined_max + 1
+    assert stand.server.refused == 1
+
+
+def test_what_comes_behind_a_last_answer_holds_nothing() -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    last = get("small", "Connection: close\r\n")
+    connection.data_received(last + (get("small", "Content-Length: 3\r\n", "POST") + b"abc") * 50)
+    assert statuses(wire) == [b"200"]
+    assert wire.is_closed
+    assert stand.server.budget.used == 0
+
+
+@pytest.mark.parametrize("path", ["small", "refused", "large"])
+def test_who_sends_on_and_on_and_reads_nothing_is_bounded_and_ended(path: str) -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    wire.is_slow = True
+    for _ in range(10):
+        connection.data_received(get(path) * 500)
+    assert len(statuses(wire)) == 1
+    assert len(connection._waiting) == LIMITS.pipelined_max + 1
+    stand.wait((LIMITS.answer_ms + LARGE / LIMITS.bytes_per_s_min * 1e3) / 1e3 + 1)
+    assert wire.is_closed

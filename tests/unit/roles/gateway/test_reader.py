@@ -20,6 +20,9 @@ from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, R
 LIMITS = HttpLimits(head_bytes_max=1_000, headers_max=20, body_bytes_max=5_000, bodies_bytes_max=20_000)
 
 
+H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAA")
+
+
 def screen(head: Head) -> None:
     if head.path == "/nix":
         raise NotFound("there is no such path")
@@ -56,16 +59,20 @@ def test_a_request_is_whole_or_nothing() -> None:
     st.lists(st.binary(max_size=40), min_size=1, max_size=5),
     st.lists(st.integers(1, 400), max_size=30),
     st.booleans(),
+    st.booleans(),
 )
 def test_however_the_bytes_come_the_requests_are_the_same(
-    bodies: list[bytes], cuts: list[int], is_chunked: bool
+    bodies: list[bytes], cuts: list[int], is_chunked: bool, offers_h2c: bool
 ) -> None:
+    offered = H2C if offers_h2c else ()
+
     def written(body: bytes) -> bytes:
         if not is_chunked:
-            return post(body)
+            return post(body, *offered)
         chunks = [body[at : at + 7] for at in range(0, len(body), 7)]
         frames = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-        return b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + frames + b"0\r\n\r\n"
+        head = "\r\n".join(("POST /a HTTP/1.1", "Transfer-Encoding: chunked", *offered)).encode()
+        return head + b"\r\n\r\n" + frames + b"0\r\nx-last: 1\r\n\r\n"
 
     data = b"".join(written(body) for body in bodies)
     budget = BodyBudget(LIMITS.bodies_bytes_max)
@@ -130,7 +137,11 @@ def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(
         (post(gzip.compress(b"hello", mtime=0) + b"more", "Content-Encoding: gzip"), "InvalidInput"),
         (post(gzip.compress(bytes(5_001), mtime=0), "Content-Encoding: gzip"), "TooLarge"),
         (post(b"hello", "Expect: a miracle"), "Unsupported"),
-        (post(b"hello", "Connection: Upgrade", "Upgrade: h2c"), "Unsupported"),
+        (post(b"hello", "Connection: Upgrade", "Upgrade: h2c", "Transfer-Encoding: chunked"), "InvalidInput"),
+        (post(b"hello", *H2C, "Expect: a miracle"), "Unsupported"),
+        (post(b"hello", *H2C, "Content-Encoding: br"), "Unsupported"),
+        (post(b"hello", *H2C, path="/nix"), "NotFound"),
+        (post(bytes(5_001), *H2C), "TooLarge"),
     ],
 )
 def test_what_is_wrong_or_too_large_is_refused_and_nothing_more_is_read(data: bytes, code: str) -> None:
@@ -202,10 +213,69 @@ def test_a_client_that_waits_for_a_sign_gets_it_before_its_body() -> None:
     assert isinstance(request, Request)
 
 
-def test_another_protocol_that_is_offered_is_not_taken_and_the_request_answered() -> None:
-    found = reader().feed(b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 0.0)
-    assert isinstance(found[0], Request)
-    assert not found[0].keep_alive
+@pytest.mark.parametrize("body", [b"", b"hello"])
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_another_protocol_that_is_offered_is_not_taken_and_the_request_answered(
+    body: bytes, protocol: str
+) -> None:
+    """The connection goes on, too: nobody speaks the other one before we have said that we do (RFC 9110, 7.8)."""
+    offer = post(body, "Connection: keep-alive, Upgrade", f"Upgrade: {protocol}", "X-Two: 2", path="/a?b=c")
+    budget = BodyBudget(LIMITS.bodies_bytes_max)
+    one = reader(budget=budget)
+    first, again, plain = one.feed(offer + offer + post(b"x"), 0.0)
+    for found in (first, again):
+        assert isinstance(found, Request)
+        assert (found.head.method, found.head.path, found.head.query) == ("POST", "/a", "b=c")
+        assert found.head.headers["x-two"] == "2"
+        assert (found.body, found.keep_alive) == (body, True)
+    assert isinstance(plain, Request)
+    assert plain.body == b"x"
+    assert one.is_idle
+    assert budget.used == 2 * len(body) + 1
+
+
+def test_a_request_that_offers_another_protocol_is_the_last_one_where_it_says_so() -> None:
+    (request,) = reader().feed(post(b"hello", "Connection: Upgrade, close", "Upgrade: h2c"), 0.0)
+    assert isinstance(request, Request)
+    assert not request.keep_alive
+    (old,) = reader().feed(post(b"hello", *H2C).replace(b"HTTP/1.1", b"HTTP/1.0"), 0.0)
+    assert isinstance(old, Request)
+    assert (old.body, old.keep_alive) == (b"hello", False)
+
+
+def test_a_client_that_offers_another_protocol_is_told_once_to_send_its_body() -> None:
+    one = reader()
+    data = post(b"hello", *H2C, "Expect: 100-continue")
+    assert list(one.feed(data[:-5], 0.0)) == [ContinueWanted()]
+    (request,) = one.feed(data[-5:], 1.0)
+    assert isinstance(request, Request)
+
+
+def test_many_offers_in_one_piece_take_no_longer_than_their_bytes() -> None:
+    """Each of them is read by a parser of its own: what follows is not copied for that."""
+    data = b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n" * 4_000
+    tracemalloc.start()
+    try:
+        assert len(reader().feed(data, 0.0)) == 4_000
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_after_connect_nothing_more_is_read() -> None:
+    """What follows would be somebody else's protocol."""
+    (request,) = reader().feed(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n" + post(b"x"), 0.0)
+    assert isinstance(request, Request)
+    assert not request.keep_alive
+
+
+def test_a_client_of_http_1_0_knows_no_sign_to_go_on() -> None:
+    """It would take it for its answer (RFC 9110, 10.1.1)."""
+    data = post(b"hello", "Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    one = reader()
+    assert list(one.feed(data[:-5], 0.0)) == []
+    (request,) = one.feed(data[-5:], 1.0)
+    assert isinstance(request, Request)
 
 
 def test_a_slow_head_is_refused_by_its_first_byte() -> None:
