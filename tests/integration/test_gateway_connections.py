@@ -248,7 +248,7 @@ def test_by_tls_who_closes_its_sending_side_is_sent_the_whole_answer(
         runner.run(test())
 
 
-def test_who_sends_on_and_on_without_reading_is_ended() -> None:
+def test_who_sends_on_and_on_is_bounded_and_told_so_last() -> None:
     async def test() -> None:
         async with (
             serving(replace(LIMITS, pipelined_max=4)) as (server, stand, port),
@@ -257,9 +257,15 @@ def test_who_sends_on_and_on_without_reading_is_ended() -> None:
             reader, writer = await connected(port, stack)
             writer.write(GET % b"never")
             await until(lambda: bool(stand.kept))
+            (connection,) = server.connections
             writer.write(GET % b"never" * 50)
-            assert await ended(reader) == b""
-            assert (stand.cancelled, len(stand.kept)) == (1, 1)
+            await until(lambda: len(connection._waiting) == 5)
+            for at in range(5):
+                writer.write(GET % b"never" * 50)
+                stand.kept[at](Reply(200, (b"late",)))
+            found = await ended(reader)
+            assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200"] * 5 + [b"503"]
+            assert len(stand.kept) == 5
             writer.close()
             await until(lambda: not server.connections)
 
