@@ -140,6 +140,8 @@ def test_a_worker_of_another_node_has_no_slice_here() -> None:
     [
         ((ReplicaInfo(MODEL, 8, EXEC_MS[:4]),), "out_of_range"),
         ((ReplicaInfo(MODEL, 8, ()),), "out_of_range"),
+        ((ReplicaInfo(MODEL, 8, (6.0, 5.999, *EXEC_MS[2:])),), "out_of_range"),
+        ((ReplicaInfo(MODEL, 8, (*EXEC_MS[:7], 1.0)),), "out_of_range"),
         ((ReplicaInfo(MODEL, 8, EXEC_MS),) * 2, "out_of_range"),
         ((ReplicaInfo(MODEL, 9, (*EXEC_MS, 20.0)),), "other_plan"),
         ((ReplicaInfo(ModelId("vgg"), 8, EXEC_MS),), "other_plan"),
