@@ -70,9 +70,8 @@ class Batches:
         self._next_batch = first_batch_id
         self.untried = Untried()
         """Models whose requests are dropped."""
-        self._overdue: list[
-            tuple[float, BatchId, bool]
-        ] = []  # a heap; the first has not ended, others may have
+        # A heap: when to look at which batch, and whether for the last time. The first has not ended, others may have.
+        self._overdue: list[tuple[float, BatchId, bool]] = []
         self._late: list[SliceRecord] = []  # and some that were
         self._again: list[tuple[ModelId, list[RequestRun]]] = []  # to be queued after the decisions
 
@@ -403,9 +402,9 @@ class Batches:
             else:
                 end_at_ms = at_ms - LATE_AFTER_MS
                 heappush(overdue, (end_at_ms + OVERDUE_AFTER_MS, batch_id, True))
-                record.is_late = record.heard_at_ms < end_at_ms and self._have_others(record)
-                if not record.is_late:
+                if record.is_late or record.heard_at_ms >= end_at_ms or not self._have_others(record):
                     continue
+                record.is_late = True
                 self._late.append(record)
             if record.takes_batches:
                 free_at_ms = free_from_ms(record, now_ms)
@@ -416,7 +415,7 @@ class Batches:
 
     def _have_others(self, record: SliceRecord) -> bool:
         """Whether each of its models has another slice that is not late. Where very many are late it is not they that hang."""
-        self._late = [one for one in self._late if one.is_late and one.takes_batches and one is not record]
+        self._late = [one for one in self._late if one.is_late and one.takes_batches]
         if len(self._late) >= LATE_MAX:
             return False
         late = Counter(replica.model_id for one in [record, *self._late] for replica in one.replicas)

@@ -303,6 +303,23 @@ def test_a_slice_of_which_only_the_word_of_an_end_was_lost_goes_on(
     assert core.counters.batches_lost == 0
 
 
+def test_a_slice_stays_late_until_it_is_heard_of_or_given_up() -> None:
+    """Also when its second batch is late too, and the other slice is gone by then: the discipline is told the same as the record says."""
+    core = serving_core(2)
+    batch = dispatched(core, 100.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 8, 8, 200.0), 113.5)
+    record = core._fleet.slices[batch.slice_id]
+    assert len(record.flights) == 2
+    found = []
+    for until_ms in (213.5, 300.0, 2_200.0):
+        run_until(core, until_ms)
+        found.append(record.is_late)
+        if until_ms == 213.5:
+            hear(core, AGENT, SliceChanged(NODE, SliceStatus(slice_id(1), FIRST, "lost", "")), 214.0)
+    assert found == [True, True, False]
+    assert dispatched(core, 2_201.0, first_seq=16).slice_id == batch.slice_id
+
+
 def test_a_late_slice_that_is_replaced_is_used_at_once() -> None:
     core = serving_core(2)
     batch = dispatched(core, 100.0)
