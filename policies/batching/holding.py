@@ -18,7 +18,7 @@ beta/(T + 1/r): `opening_ratio`, which the discipline counts.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,7 +41,6 @@ RESERVE = 0.35  # of the square root of the slices: so far do the needs of many 
 RELIEF = 0.01  # of the slices: where there is no room for all, a model that stops holding may not take more
 _NEARLY = 0.95  # of the longest hold is full deferral, and its drop rule applies
 _UNFAIR = 1.5  # times the mean is more than chance
-_BISECTIONS = 20  # of the price: where it may be anything within a factor of a billion, to a part in 50,000
 _ROUNDING = 1e-12  # of a run time
 _NEGLIGIBLE = 1e-6  # of a chance
 _NOTHING_MS = 1e-6  # nothing takes less than a nanosecond, and an intercept below it is rounding
@@ -103,41 +102,100 @@ def prospect(model: BatchModel, run_times: Table, cost: Table, rate_rps: float) 
     return Prospect(per_ms, alpha_ms, beta_ms, max(0.0, slack_ms / (1.0 + each_ms * per_ms)), target)
 
 
+class Demand:
+    """What models ask of the slices that they share, at the rates as they are: reckoned once for all that is planned with it.
+
+    `opening_ratio`: what opening their batches really costs, over what their rates let expect.
+    """
+
+    def __init__(self, prospects: Sequence[Prospect], slices: float, opening_ratio: float = 1.0) -> None:
+        self.prospects = prospects
+        self.slices = slices
+        self.opening_ratio = opening_ratio
+        self.work = [one.work_deferred(opening_ratio) for one in prospects]
+        self.deferred = sum(self.work)
+        self.foreseen = foreseen_loss(prospects, slices, opening_ratio)
+        self._fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
+        self._openings = Openings(prospects)
+
+    def price(self, busy: float, opening_ratio: float = 1.0) -> float:
+        """At which the models keep so many slices busy; see `Openings`."""
+        return self._openings.price((busy - self._fixed) / opening_ratio)
+
+
+class Openings:
+    """How many slices opening batches keeps busy, for every price of holding.
+
+    As the price rises a model is not held at first, then for sqrt(beta·price) - 1/r, and in the end for as long as may be. So between two prices at
+    which some model passes from one to the next, what all keep busy is a constant and a part that falls with the root of the price.
+    """
+
+    def __init__(self, prospects: Sequence[Prospect]) -> None:
+        # (price, what the constant changes by there, what the falling part's factor changes by)
+        turns: list[tuple[float, float, float]] = []
+        flat = root = 0.0
+        for one in prospects:
+            if one.beta_ms:  # else there is nothing to save
+                gap_ms, longest_ms = 1.0 / one.per_ms, one.hold_max_ms + 1.0 / one.per_ms
+                flat += one.beta_ms / gap_ms
+                root_of_beta = math.sqrt(one.beta_ms)
+                turns.append((gap_ms * gap_ms / one.beta_ms, -one.beta_ms / gap_ms, root_of_beta))
+                turns.append((longest_ms * longest_ms / one.beta_ms, one.beta_ms / longest_ms, -root_of_beta))
+        turns.sort()
+        self._unheld = flat
+        self._prices = [price for price, _, _ in turns]
+        self._parts: list[tuple[float, float]] = []
+        self._saved: list[float] = []
+        for price, flat_change, root_change in turns:
+            flat += flat_change
+            root += root_change
+            self._parts.append((flat, root))
+            self._saved.append(self._unheld - flat - root / math.sqrt(price))
+
+    def price(self, allowed: float) -> float:
+        """The lowest at which no more than `allowed` slices are busy, or the highest of use.
+
+        Models without an intercept have nothing to save: where all are like that, no price holds them.
+        """
+        if self._unheld <= max(0.0, allowed):
+            return 0.0
+        after = bisect_left(self._saved, self._unheld - allowed)
+        if after == len(self._prices):
+            return self._prices[-1]
+        if not after:
+            return self._prices[0]
+        flat, root = self._parts[after - 1]
+        if allowed <= flat:
+            return self._prices[after]
+        root_of_price = root / (allowed - flat)
+        return min(max(root_of_price * root_of_price, self._prices[after - 1]), self._prices[after])
+
+
 def plan_holds(
-    prospects: Sequence[Prospect],
-    lost_shares: Sequence[float],
-    slices: float,
-    mean: float,
-    opening_ratio: float = 1.0,
-    *,
-    is_short: bool = False,
+    demand: Demand, lost_shares: Sequence[float], mean: float, *, is_short: bool = False
 ) -> list[Hold]:
-    """The holds of models that share `slices`.
+    """The holds of models that share slices.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
-    `opening_ratio`: what opening their batches really costs, over what their rates let expect. `is_short`: requests are
-    refused, as there is no room for all. What can be foreseen (`foreseen_loss`) counts as if it had been lost, but overbooks nothing.
+    `is_short`: requests are refused, as there is no room for all. What can be foreseen (`foreseen_loss`) counts as if it had been lost, but overbooks nothing.
     """
-    if not prospects:
+    if not demand.prospects:
         return []
-    fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
-    work = [one.work_deferred(opening_ratio) for one in prospects]
-    deferred = sum(work)
+    slices, deferred = demand.slices, demand.deferred
     frugal = whole_slices(deferred, slices)
-    models = deferred**2 / sum(own**2 for own in work)  # equally large ones, as it were
+    models = deferred**2 / sum(own**2 for own in demand.work)  # equally large ones, as it were
     lavish = max(frugal, slices + min(OVERBOOKED * models, OVERBOOKED_MAX * slices))
-    foreseen = foreseen_loss(prospects, slices, opening_ratio)
     allowed = max(
         frugal + min(1.0, mean / ALL_LOSE) * (lavish - frugal),
-        frugal + min(1.0, foreseen / ALL_LOSE) * (slices - frugal),
+        frugal + min(1.0, demand.foreseen / ALL_LOSE) * (slices - frugal),
     )
     leaves_idle = frugal < slices
-    price = _price(prospects, (allowed - fixed) / opening_ratio)
-    price_of_whole = _price(prospects, (frugal - fixed) / opening_ratio) if leaves_idle else price
-    price_of_need = _price(prospects, slices - fixed)
+    price = demand.price(allowed, demand.opening_ratio)
+    price_of_whole = demand.price(frugal, demand.opening_ratio) if leaves_idle else price
+    price_of_need = demand.price(slices)
     crowd = min(1.0, deferred / (CROWDED * slices))
     holds = []
-    for one, own, lost_share in zip(prospects, work, lost_shares, strict=True):
+    for one, own, lost_share in zip(demand.prospects, demand.work, lost_shares, strict=True):
         # What follows of the same model joins its batches sooner or later: going early makes room for others only.
         # With less than a slice's worth of work it would let its only slice idle.
         selfish = crowd * (own / deferred) ** 2 * (1.0 - 1.0 / own**2) if own > 1.0 else 0.0
@@ -145,14 +203,14 @@ def plan_holds(
         hold_ms = (1.0 - selfish) * one.hold_ms(price) + selfish * own_ms
         # Who loses more than the others stops holding and giving up heads: it lacks slack more than they do.
         relief = min(1.0, max(0.0, (lost_share - _UNFAIR * mean) / ALL_LOSE))
-        extra = opening_ratio * (one.opening(0.0) - one.opening(hold_ms))
+        extra = demand.opening_ratio * (one.opening(0.0) - one.opening(hold_ms))
         if is_short and relief * extra > RELIEF * slices:
             relief = RELIEF * slices / extra
         held_share = 1.0 - relief
         hold_ms *= held_share
         needed_ms = one.hold_ms(price_of_need)
         spares_reserve = held_share == 1.0 and (
-            needed_ms > 0.0 or (leaves_idle and max(mean, foreseen) < CALM_LOST)
+            needed_ms > 0.0 or (leaves_idle and max(mean, demand.foreseen) < CALM_LOST)
         )
         if hold_ms >= _NEARLY * one.hold_max_ms:
             target = max(1, int(1 + (one.target - 1) * held_share))
@@ -221,61 +279,24 @@ def whole_slices(needed: float, slices: float) -> float:
     return min(slices, math.ceil(needed - _ROUNDING))
 
 
-def plan_reserves(
-    prospects: Sequence[Prospect],
-    slices: float,
-    pools: Sequence[float],
-    opening_ratio: float = 1.0,
-    mean: float = 0.0,
-) -> list[int]:
-    """How many slices of each of these pools, `slices` in all, are kept for batches that can wait no longer; counted in batches at a time.
+def plan_reserves(demand: Demand, pools: Sequence[float], mean: float = 0.0) -> list[int]:
+    """How many slices of each of these pools, the demand's in all, are kept for batches that can wait no longer; counted in batches at a time.
 
     While nobody loses by waiting, those that full deferral leaves idle: they could be released.
 
     Else they pay where full deferral is what carries the load: who goes early there takes the slice from somebody who has
-    waited for a large batch, and both are small then. Never more than deferral saves. `opening_ratio` and `mean` as for
-    `plan_holds`.
+    waited for a large batch, and both are small then. Never more than deferral saves. `mean` as for `plan_holds`.
     """
-    suffered = max(mean, foreseen_loss(prospects, slices, opening_ratio))
-    fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
-    price_of_need = _price(prospects, (slices - fixed) / opening_ratio)
-    deferred = saved = needed = 0.0
-    for one in prospects:
-        own = one.work_deferred(opening_ratio)
-        deferred += own
+    if not demand.deferred:
+        return [0] * len(pools)
+    slices = demand.slices
+    price_of_need = demand.price(slices, demand.opening_ratio)
+    saved = needed = 0.0
+    for one, own in zip(demand.prospects, demand.work, strict=True):
         saved += one.opening(0.0) - one.opening(one.hold_max_ms)
         if one.hold_max_ms > 0.0:
             needed += own * one.hold_ms(price_of_need) / one.hold_max_ms
-    if not deferred:
-        return [0] * len(pools)
-    share = RESERVE * (needed / deferred) ** 2
-    idle = (1.0 - min(1.0, suffered / CALM_LOST)) * (slices - whole_slices(deferred, slices)) / slices
+    share = RESERVE * (needed / demand.deferred) ** 2
+    suffered = max(mean, demand.foreseen)
+    idle = (1.0 - min(1.0, suffered / CALM_LOST)) * (slices - whole_slices(demand.deferred, slices)) / slices
     return [int(max(idle * pool, min(saved * pool / slices, share * math.sqrt(pool)))) for pool in pools]
-
-
-def _price(prospects: Sequence[Prospect], allowed: float) -> float:
-    """The lowest price at which opening batches keeps no more than `allowed` slices busy, or the highest of use.
-
-    Models without an intercept have nothing to save: where all are like that, no price holds them.
-    """
-    # Asked of every model so many times over: in plain numbers it takes a third of the time.
-    terms = [(one.beta_ms, 1.0 / one.per_ms, one.hold_max_ms) for one in prospects if one.beta_ms]
-    if sum([beta_ms / gap_ms for beta_ms, gap_ms, _ in terms]) <= max(0.0, allowed):
-        return 0.0
-    # Between the least at which anybody is held, and the least at which all are as long as may be. By factors: what holds one model
-    # that is hardly ever asked, or has all the time in the world, may be a billion times what holds another.
-    low = min([gap_ms**2 / beta_ms for beta_ms, gap_ms, _ in terms])
-    high = max([(most_ms + gap_ms) ** 2 / beta_ms for beta_ms, gap_ms, most_ms in terms])
-    for _ in range(_BISECTIONS):
-        middle = math.sqrt(low * high)
-        busy = 0.0
-        for beta_ms, gap_ms, most_ms in terms:
-            hold_ms = math.sqrt(beta_ms * middle) - gap_ms
-            if hold_ms > most_ms:
-                hold_ms = most_ms
-            busy += beta_ms / (hold_ms + gap_ms if hold_ms > 0.0 else gap_ms)
-        if busy > allowed:
-            low = middle
-        else:
-            high = middle
-    return high

@@ -24,7 +24,7 @@ from fabric.ids import ModelId, SliceId
 from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
-from policies.batching.holding import plan_holds, plan_reserves, prospect
+from policies.batching.holding import Demand, plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import PICK, Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
@@ -304,10 +304,9 @@ class Tenuto(Central):
             ]
             lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
             is_short = any(counts.gate.buckets is not None for counts in all_counts)
-            holds = plan_holds(prospects, lost_shares, group.slices, mean, opening_ratio, is_short=is_short)
-            reserves = plan_reserves(
-                prospects, group.slices, [pool.at_once for pool in group.pools], opening_ratio, mean
-            )
+            demand = Demand(prospects, group.slices, opening_ratio)
+            holds = plan_holds(demand, lost_shares, mean, is_short=is_short)
+            reserves = plan_reserves(demand, [pool.at_once for pool in group.pools], mean)
             for pool, batches in zip(group.pools, reserves, strict=True):
                 reserve = int(
                     batches * pool.size / pool.at_once

@@ -9,7 +9,7 @@ import pytest
 from fabric.ids import ModelId
 from policies.batching.base import BatchModel
 from policies.batching.batch_moments import cost_table, exec_table, lead_table
-from policies.batching.holding import plan_holds, plan_reserves, prospect
+from policies.batching.holding import Demand, plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.speed_classes import SpeedClasses
 from tests.scheduler_stage import SHAPES
 
@@ -31,10 +31,10 @@ def test_every_shape_at_every_rate_has_a_plan(shape: str, other: str | None, sli
                 cost = cost_table(table, lead_table(model.delay, len(table) - 2))
                 prospects.append(prospect(model, table, cost, rate_rps))
             for mean in (0.0, 0.004, 1.0):
-                for hold in plan_holds(prospects, [mean] * len(names), slices, mean):
+                for hold in plan_holds(Demand(prospects, slices), [mean] * len(names), mean):
                     assert 0.0 <= hold.hold_ms <= slo_ms
                     assert hold.target >= 1
-            (reserve,) = plan_reserves(prospects, slices, [slices])
+            (reserve,) = plan_reserves(Demand(prospects, slices), [slices])
             assert 0 <= reserve <= slices
 
 
@@ -43,7 +43,7 @@ def test_what_saves_nothing_by_being_held_goes_at_once() -> None:
     model, table = BatchModel(ModelId("a"), 50.0), exec_table(SHAPES["no intercept"])
     cost = cost_table(table, lead_table(model.delay, len(table) - 2))
     for rate_rps in (20.0, 900.0):
-        (hold,) = plan_holds([prospect(model, table, cost, rate_rps)], [0.0], 1, 0.0)
+        (hold,) = plan_holds(Demand([prospect(model, table, cost, rate_rps)], 1), [0.0], 0.0)
         assert hold.hold_ms == 0.0
 
 

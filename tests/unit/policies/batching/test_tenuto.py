@@ -15,7 +15,16 @@ from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Delay
 from policies.batching.batch_moments import cost_table, exec_table, lead_table
 from policies.batching.disciplines.tenuto import Tenuto
-from policies.batching.holding import Hold, Prospect, foreseen_loss, plan_holds, plan_reserves, prospect
+from policies.batching.holding import (
+    Demand,
+    Hold,
+    Openings,
+    Prospect,
+    foreseen_loss,
+    plan_holds,
+    plan_reserves,
+    prospect,
+)
 from policies.batching.registry import make_discipline
 from roles.lab import scheduler_only
 from roles.lab.scheduler_only import Case, Model
@@ -55,7 +64,7 @@ def prospect_of(
 
 
 def holds_ms(prospects: list[Prospect], slices: int, lost_share: float = 0.0) -> list[float]:
-    planned = plan_holds(prospects, [lost_share] * len(prospects), slices, lost_share)
+    planned = plan_holds(Demand(prospects, slices), [lost_share] * len(prospects), lost_share)
     return [hold.hold_ms for one, hold in zip(prospects, planned, strict=True)]
 
 
@@ -236,9 +245,54 @@ def test_holding_is_shorter_the_less_opening_batches_costs() -> None:
     slices = 3
     left = slices + 0.4 * slices - in_all  # overbooked by 0.15 for each of 8 models, at most 0.4
     for opened in (1.0, 0.9, 0.8):
-        (hold_ms,) = {hold.hold_ms for hold in plan_holds(many, [0.01] * 8, slices, 0.01, opened)}
+        (hold_ms,) = {hold.hold_ms for hold in plan_holds(Demand(many, slices, opened), [0.01] * 8, 0.01)}
         by_hand = max(0.0, 8 * 5.0 / (left / opened) - 10.0)
-        assert hold_ms == pytest.approx(by_hand, abs=0.05), opened
+        assert hold_ms == pytest.approx(by_hand, abs=1e-9), opened
+
+
+def bisected_price(prospects: list[Prospect], allowed: float) -> float:
+    """By factors, without any formula for it: the lowest price at which opening batches keeps no more than that busy."""
+
+    def busy(price: float) -> float:
+        return sum(one.opening(one.hold_ms(price)) for one in prospects)
+
+    if busy(0.0) <= max(0.0, allowed):
+        return 0.0
+    low, high = (
+        1e-12,
+        max((one.hold_max_ms + 1.0 / one.per_ms) ** 2 / one.beta_ms for one in prospects if one.beta_ms),
+    )
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if busy(middle) > allowed else (low, middle)
+    return high
+
+
+def test_the_price_of_holding_is_the_one_that_bisecting_finds() -> None:
+    draws = random.Random(1)
+    for case in range(200):
+        many = [
+            prospect_of(
+                10.0 ** draws.uniform(-3, 4),
+                10.0 ** draws.uniform(-2, 1),
+                draws.choice((0.0, 10.0 ** draws.uniform(-3, 1))),
+                10.0 ** draws.uniform(1, 5),
+            )
+            for _ in range(draws.choice((1, 2, 3, 30)))
+        ]
+        unheld = sum(one.opening(0.0) for one in many)
+        least = sum(one.opening(one.hold_max_ms) for one in many)
+        for part in (-1.0, 0.0, 0.001, draws.random(), 0.999, 1.0, 2.0):
+            allowed = least + part * (unheld - least)
+            found, expected = Openings(many).price(allowed), bisected_price(many, allowed)
+            if part in (
+                0.0,
+                1.0,
+            ):  # there the price is where the last one stops, or the first one begins, to be held longer
+                busy = sum(one.opening(one.hold_ms(found)) for one in many)
+                assert busy == pytest.approx(allowed, rel=1e-6), (case, part)
+            else:
+                assert found == pytest.approx(expected, rel=1e-6), (case, part)
 
 
 @pytest.mark.parametrize(("burst", "held"), [(1, True), (10, False)])
@@ -325,7 +379,7 @@ def test_where_little_is_asked_a_pipeline_takes_it_at_once(slices: int, stages: 
 
 def test_who_loses_more_than_the_others_stops_holding_and_giving_up_heads() -> None:
     many = [prospect_of(300.0) for _ in range(4)]
-    calm, unlucky = plan_holds(many, [0.0, 0.1, 0.0, 0.0], 3, mean=0.01)[:2]
+    calm, unlucky = plan_holds(Demand(many, 3), [0.0, 0.1, 0.0, 0.0], mean=0.01)[:2]
     assert calm.hold_ms > 0.0
     assert calm.target > 1
     assert unlucky == Hold(0.0, 1, spares_reserve=False)
@@ -371,15 +425,15 @@ def test_a_reserve_is_kept_where_full_deferral_is_what_carries_the_load() -> Non
     many = [prospect_of(300.0) for _ in range(40)]
     deferred = sum(one.work_deferred() for one in many)
     assert 23.0 < deferred < 24.0
-    assert plan_reserves(many, 24, [24]) == [1]  # 0.35 of the root of 24 is 1.7
-    assert plan_reserves(many, 48, [48]) == [24]  # could be released
-    assert plan_reserves(many, 48, [32, 16]) == [16, 8]
-    assert plan_reserves(many, 48, [48], mean=0.0005) == [
+    assert plan_reserves(Demand(many, 24), [24]) == [1]  # 0.35 of the root of 24 is 1.7
+    assert plan_reserves(Demand(many, 48), [48]) == [24]  # could be released
+    assert plan_reserves(Demand(many, 48), [32, 16]) == [16, 8]
+    assert plan_reserves(Demand(many, 48), [48], mean=0.0005) == [
         12
     ]  # half of what ends the calm: half of what is idle is used
-    assert plan_reserves(many, 48, [48], mean=0.001) == [0]  # half the slices would be idle
-    assert plan_reserves(many, 24, [16, 8]) == [1, 0]
-    assert plan_reserves([prospect_of(300.0) for _ in range(400)], 240, [240]) == [5]
+    assert plan_reserves(Demand(many, 48), [48], mean=0.001) == [0]  # half the slices would be idle
+    assert plan_reserves(Demand(many, 24), [16, 8]) == [1, 0]
+    assert plan_reserves(Demand([prospect_of(300.0) for _ in range(400)], 240), [240]) == [5]
 
 
 def lost_of(one: Prospect, slices: int, busy: float) -> float:
@@ -458,13 +512,13 @@ def test_models_that_would_meet_on_few_slices_are_not_held_until_they_have_lost(
 
 def test_no_reserve_is_larger_than_what_holding_saves() -> None:
     many = [prospect_of(200.0, 5.0, 0.01) for _ in range(40)]
-    assert plan_reserves(many, 24, [24]) == [0]
-    assert plan_reserves([], 24, [24]) == [0]
+    assert plan_reserves(Demand(many, 24), [24]) == [0]
+    assert plan_reserves(Demand([], 24), [24]) == [0]
 
 
 def test_what_saves_nothing_by_waiting_does_not_spare_the_reserve() -> None:
     weak, strong = plan_holds(
-        [prospect_of(300.0, 5.0, 0.0), prospect_of(300.0, 1.0, 9.0)], [0.01] * 2, 3, mean=0.01
+        Demand([prospect_of(300.0, 5.0, 0.0), prospect_of(300.0, 1.0, 9.0)], 3), [0.01] * 2, mean=0.01
     )
     assert (weak.spares_reserve, strong.spares_reserve) == (False, True)
 
