@@ -14,11 +14,11 @@ from tests.references.simulations import (
     with_ranks,
 )
 
-CASES, OF = 1_000, 20
+CASES, OF = 500, 10
 REQUESTS = 60
-APPLICATION_CASES = 60
-HEADS_CASES = 100
-PIPELINE_CASES = 100
+APPLICATION_CASES = 40
+HEADS_CASES = 60
+PIPELINE_CASES = 60
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CASES // OF))
