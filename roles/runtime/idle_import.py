@@ -6,6 +6,7 @@ the imports happen on a thread of the policy SCHED_IDLE, which makes way at once
 alone; the rest of the process never had it, so no privilege is needed to be rid of it (ADR 0110).
 
 Where no core has a moment to spare such a thread would starve. Then the process begins anew, in the ordinary way.
+`TENUTO_AT_ONCE=always` in the environment is for hosts whose cores are always full of something that may wait.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import threading
 
 LIMIT_S = 2.0  # five times what it takes on a core of its own
 AT_ONCE_VARIABLE = "TENUTO_AT_ONCE"
+ALWAYS = "always"
+_THIS_TIME = "1"
 
 
 def import_at_idle_priority(module: str, limit_s: float = LIMIT_S) -> None:
@@ -26,7 +29,10 @@ def import_at_idle_priority(module: str, limit_s: float = LIMIT_S) -> None:
     When the time is over the process starts itself anew with the same arguments. An import that fails does so again
     where it is needed, and is reported there.
     """
-    if os.environ.pop(AT_ONCE_VARIABLE, None) is not None:
+    asked = os.environ.get(AT_ONCE_VARIABLE)
+    if asked == _THIS_TIME:
+        del os.environ[AT_ONCE_VARIABLE]  # what this process starts is gentle again
+    if asked in (_THIS_TIME, ALWAYS):
         return
     # NumPy's BLAS would make a thread for every core, and each spins for a while.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -34,7 +40,7 @@ def import_at_idle_priority(module: str, limit_s: float = LIMIT_S) -> None:
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, AT_ONCE_VARIABLE: "1"})  # noqa: S606  it is ourselves
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, AT_ONCE_VARIABLE: _THIS_TIME})  # noqa: S606  it is ourselves
 
 
 def _import(module: str) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from roles.runtime.idle_import import ALWAYS, AT_ONCE_VARIABLE
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os, sys
@@ -22,13 +24,16 @@ POLICY = os.sched_getscheduler(0)
 """
 
 
-def run(tmp_path: Path, asked_for: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, asked_for: str, limit_s: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "asked_for.py").write_text(asked_for, encoding="utf-8")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
+    gently = {name: value for name, value in os.environ.items() if name != AT_ONCE_VARIABLE}
     return subprocess.run(
         [sys.executable, str(script), str(limit_s), "an argument"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**gently, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -49,6 +54,12 @@ def test_where_no_core_is_idle_the_process_begins_anew_at_once(tmp_path: Path) -
     ended = run(tmp_path, starving, 0.05)
     ours = str(os.sched_getscheduler(0))
     assert ended.stdout.split() == ["MainThread", ours, ours, "False", "an", "argument"], ended.stderr
+
+
+def test_who_asks_for_it_imports_at_once_and_so_does_what_it_starts(tmp_path: Path) -> None:
+    ended = run(tmp_path, ASKED_FOR, 30.0, **{AT_ONCE_VARIABLE: ALWAYS})
+    ours = str(os.sched_getscheduler(0))
+    assert ended.stdout.split() == ["MainThread", ours, ours, "True", "an", "argument"], ended.stderr
 
 
 def test_an_import_that_fails_is_reported_where_it_is_needed(tmp_path: Path) -> None:
