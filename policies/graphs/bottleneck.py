@@ -6,7 +6,8 @@ part q of 1 and looks for the parts at which
 
     sum over slices of max over stages of q(i) · T(s, i) / d(i)
 
-is smallest. That is the rate, and q says how much each stage has of what limits it: where all slices host all models, its
+is smallest. That is the rate; any other q gives more, so what a search finds is an upper bound (within a few percent, a fifth too high at worst where
+slices differ by orders of magnitude). q says how much each stage has of what limits it: where all slices host all models, its
 part of the GPU time; where a stage has slices of its own that are too few, all of it.
 """
 
@@ -50,7 +51,7 @@ def bottleneck(demand: Mapping[str, float], slices: Sequence[Mapping[str, float]
 
 
 def _searched(kinds: NDArray[np.float64], counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
-    """The parts of the stages, and the rate, by multiplicative weights. A row of `kinds` for slices that are alike."""
+    """The parts of the stages, and a bound of the rate, by multiplicative weights. A row of `kinds` for slices that are alike."""
     stages = kinds.shape[1]
     parts = np.full(stages, 1.0 / stages)
     best, best_rps = parts, np.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +21,7 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
+from policies.placement.common.gpu_kinds import GpuKind, gpu_classes, gpu_kind
 from policies.placement.common.request_checks import joined, require_gpus
 from policies.registry import Registered
 
@@ -41,7 +43,7 @@ class _Owner:
 
 
 class Exclusive:
-    """First one GPU for each model in file order, then the free ones to whoever lacks most requests per second.
+    """First one GPU for as many models as can have one, those first in file order, then the free ones to whoever lacks most requests per second.
 
     A replica's batch is the largest with 2 l(b) ≤ SLO: a request may wait for a whole batch before its own
     (Symphony section 3.2, no coordination), or 1 where not even that fits. GPUs nobody needs stay empty.
@@ -62,8 +64,12 @@ class Exclusive:
         has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         owners = [_Owner(model) for model in models]
         free = list(gpus)
-        for owner in owners:
-            _take_one(owner, free, profiles, has_real_gpus=has_real_gpus)
+        first = _first_kinds(models, gpus, profiles, has_real_gpus=has_real_gpus)
+        for owner, kind in zip(owners, first, strict=True):
+            if kind is not None:
+                own = [gpu for gpu in free if gpu_kind(gpu) == kind]
+                _take_one(owner, own, profiles, has_real_gpus=has_real_gpus)
+                free.remove(owner.replicas[0][0])
         waiting = [owner for owner in owners if owner.replicas and owner.unmet_rps > 0]
         while waiting and free:
             owner = max(waiting, key=lambda candidate: candidate.unmet_rps)  # the first of equals
@@ -73,6 +79,42 @@ class Exclusive:
         slices.sort(key=lambda planned: planned.gpu)
         unplaced = _unplaced(owners, gpus, profiles, has_real_gpus=has_real_gpus)
         return Placement(tuple(slices), tuple(unplaced), (), _goodput_rps(owners))
+
+
+def _first_kinds(
+    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles, *, has_real_gpus: bool
+) -> list[GpuKind | None]:
+    """The kind of GPU that each model's first one is of: a matching, so that none goes without if that is possible.
+
+    In file order a model takes the first free GPU that can host it; where there is none, others change to other kinds for it.
+    """
+    left = {gpu_kind(equal.slot): list(equal.gpus) for equal in gpu_classes(gpus)}
+    able = [
+        [
+            kind
+            for kind, own in left.items()
+            if _why_not_on(model, own[0], profiles, has_real_gpus=has_real_gpus) is None
+        ]
+        for model in models
+    ]
+    taken: list[GpuKind | None] = [None] * len(models)
+    for place in range(len(models)):
+        came_from: dict[GpuKind, int] = {}  # who would go to that kind
+        asking = deque([place])
+        while asking:
+            asks = asking.popleft()
+            reached = [kind for kind in able[asks] if kind not in came_from]
+            came_from.update(dict.fromkeys(reached, asks))
+            free = [kind for kind in reached if left[kind]]
+            if free:
+                kind: GpuKind | None = min(free, key=lambda one: left[one][0].index)
+                left[kind].pop(0)  # type: ignore[index]
+                while kind is not None:
+                    goes = came_from[kind]
+                    taken[goes], kind = kind, taken[goes]
+                break
+            asking.extend(other for other, kind in enumerate(taken) if kind in reached)
+    return taken
 
 
 def _take_one(owner: _Owner, free: list[GpuSlot], profiles: Profiles, *, has_real_gpus: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.batching.baselines.squishy import pack
+from policies.batching.baselines.squishy import homes_of, pack
 from tests.references.packing import Demand, fits
 from tests.references.pairs import PAIRS, kinds_of, loads_and_bins
 from tests.references.playing import differences, play_ours, random_setting
@@ -49,7 +49,8 @@ def test_nexus_packs_what_a_plain_packing_finds_room_for() -> None:
         ]
         for factor in (0.01 * 1.5**step for step in range(12)):
             scaled = [Demand(one.model, one.slo_ms, one.rate * factor) for one in demands]
-            plan = pack(*loads_and_bins(setting, {one.model: one.rate for one in demands}), factor)
-            assert fits(scaled, slices) is (plan is not None), f"setting {seed}, factor {factor}"
-            verdicts.append(plan is not None)
+            loads, bins = loads_and_bins(setting, {one.model: one.rate for one in scaled})
+            is_whole = not pack(loads, homes_of(loads, bins)).left
+            assert fits(scaled, slices) is is_whole, f"setting {seed}, factor {factor}"
+            verdicts.append(is_whole)
     assert 0.2 < sum(verdicts) / len(verdicts) < 0.8

@@ -191,9 +191,12 @@ class Nexus(Reference):
                 self._add(gpu, Turn(name, size, rate))
         for name in self.models:
             if not self._routes[name]:
-                fewest = min(self.hosts(name), key=lambda gpu: len(self._turns[gpu.name]))
-                run_ms = fewest.run_ms[name]
                 budget_ms = self.models[name].slo_ms - self.models[name].delay_ms
+                hosts = [gpu for gpu in self.hosts(name) if gpu.run_ms[name][0] <= budget_ms] or self.hosts(
+                    name
+                )
+                fewest = min(hosts, key=lambda gpu: len(self._turns[gpu.name]))
+                run_ms = fewest.run_ms[name]
                 self._add(fewest, Turn(name, max(1, largest_fitting(run_ms, budget_ms / 2)), 1.0))
         for requests in waiting.values():
             for request in requests:

@@ -3,6 +3,8 @@
 A model that fills slices gets them for itself, each with the largest batch B of 2·l(B) <= SLO. What is left of a model
 runs the largest batch b with l(b) + b/r <= SLO once per b/r. Left-overs share a slice while, at the shortest of their
 cycles, all their batches fit into the cycle and each finishes within its SLO; the fullest slice that takes one gets it.
+Of free slices a model takes none on which one request is late, the only slice of another model last, and before that the
+ones that can serve the fewest models.
 """
 
 from __future__ import annotations
@@ -29,18 +31,30 @@ class Shared:
 
 def fits(demands: Sequence[Demand], slices: Mapping[str, Mapping[str, Sequence[float]]]) -> bool:
     """Whether the packing finds room for all of them."""
-    free = list(slices)
+    serves = {
+        name: {
+            demand.model
+            for demand in demands
+            if runs.get(demand.model, [demand.slo_ms * 2])[0] <= demand.slo_ms
+        }
+        for name, runs in slices.items()
+    }
+    wanted = {
+        name: (any(sum(model in other for other in serves.values()) == 1 for model in own), len(own))
+        for name, own in serves.items()
+    }
+    free = sorted(slices, key=lambda name: wanted[name])
     left: list[tuple[float, Demand]] = []
     for demand in demands:
         rate = demand.rate
         while rate > 1e-12:
-            name = next((name for name in free if demand.model in slices[name]), None)
+            name = next((name for name in free if demand.model in serves[name]), None)
             if name is None:
-                return False
-            run_ms = slices[name][demand.model]
-            size = sum(2 * ms <= demand.slo_ms for ms in run_ms) or int(run_ms[0] <= demand.slo_ms)
-            if not size:
+                if any(demand.model in own for own in serves.values()):
+                    return False
                 break
+            run_ms = slices[name][demand.model]
+            size = sum(2 * ms <= demand.slo_ms for ms in run_ms) or 1
             if rate < size / run_ms[size - 1]:
                 rest = Demand(demand.model, demand.slo_ms, rate)
                 left.append((alone(rest, run_ms)[1] / alone(rest, run_ms)[0], rest))
@@ -60,7 +74,7 @@ def fits(demands: Sequence[Demand], slices: Mapping[str, Mapping[str, Sequence[f
             best = max(filled, key=lambda pair: pair[0])[1]
             best.demands.append(demand)
             continue
-        name = next((name for name in free if demand.model in slices[name]), None)
+        name = next((name for name in free if demand.model in serves[name]), None)
         if name is None:
             return False
         free.remove(name)

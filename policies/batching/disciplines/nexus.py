@@ -19,6 +19,7 @@ from policies.batching.baselines.squishy import Bin, ModelLoad, saturated_size, 
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
 from policies.batching.batch_moments import Table, cost_table, just_after, lead_table
 from policies.batching.drop import suffix_size
+from policies.batching.run_queue import cut
 from policies.rates import RateMeter
 from policies.registry import Registered
 
@@ -79,10 +80,17 @@ class Nexus(Baseline):
             home = self._line_without_home(state)
             self._push(home, run)
             return
-        slice_, turn = min(routes, key=lambda route: (route[1].routed + run.count) / route[1].per_ms)
-        turn.routed += run.count
-        self._push(turn.line, run)
-        self._slice_due(slice_, now_ms, out)
+        while True:  # a run that is longer than a batch goes to several slices, as its requests would
+            slice_, turn = min(
+                routes,
+                key=lambda route: (route[1].routed + min(run.count, route[1].batch_size)) / route[1].per_ms,
+            )
+            piece = run if run.count <= turn.batch_size else cut(run, turn.batch_size)
+            turn.routed += piece.count
+            self._push(turn.line, piece)
+            self._slice_due(slice_, now_ms, out)
+            if piece is run:
+                return
 
     def _line_without_home(self, state: BaselineModel) -> Line:
         for line in state.lines:
@@ -153,12 +161,18 @@ class Nexus(Baseline):
                 self._route(state, run, now_ms, out)
 
     def _add_unplanned(self, state: BaselineModel) -> None:
-        """Nobody has asked for it lately: the slice with the fewest models takes it along."""
+        """It has no share, as nobody has asked for it lately or nothing fits: the slice with the fewest models takes it along."""
+        budget_ms = state.model.slo_ms - state.lead_ms(1)
         slice_ = min(
             state.hosts.values(),
-            key=lambda host: (len(self._turns.get(host.slice_id, ())), host.order, host.slice_id),
+            key=lambda host: (
+                host.tables[state.model_id][1] > budget_ms,
+                len(self._turns.get(host.slice_id, ())),
+                host.order,
+                host.slice_id,
+            ),
         )
-        size = saturated_size(slice_.tables[state.model_id], state.model.slo_ms - state.lead_ms(1))
+        size = saturated_size(slice_.tables[state.model_id], budget_ms)
         self._add_turn(state, slice_, max(1, size), 1.0)
 
     def _add_turn(self, state: BaselineModel, slice_: BaselineSlice, batch_size: int, per_ms: float) -> None:

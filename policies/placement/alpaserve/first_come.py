@@ -10,6 +10,11 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+FEW_GROUPS = 16  # up to which a plain loop is faster
+
 
 @dataclass(slots=True, frozen=True)
 class Played:
@@ -55,30 +60,81 @@ def play(
     groups: Sequence[Mapping[int, Sequence[float]]],
 ) -> Played:
     """Serve the arrivals. `groups[g][model]` are the times of that model's stages there, in ms; absent: g does not host it."""
-    hosts: list[list[tuple[int, Sequence[float]]]] = [
-        [(number, group[model]) for number, group in enumerate(groups) if model in group]
-        for model in range(len(slos_ms))
-    ]
     stages = [len(next(iter(group.values()), ())) for group in groups]
-    free_at_ms = [[0.0] * count for count in stages]
+    soonest = (_Few if len(groups) <= FEW_GROUPS else _Many)(groups, stages, len(slos_ms))
     served = [[0] * len(slos_ms) for _ in groups]
     refused = [0] * len(slos_ms)
     busy_ms = [0.0] * len(groups)
     for at_ms, model in arrived:
-        best: tuple[float, int, list[float], float] | None = None
-        for number, stages_ms in hosts[model]:
-            ends_at_ms, work_ms = at_ms, 0.0
+        number = soonest.serve(model, at_ms, at_ms + slos_ms[model])
+        if number is None:
+            refused[model] += 1
+        else:
+            served[number][model] += 1
+            busy_ms[number] += sum(groups[number][model]) / stages[number]
+    return Played(tuple(map(tuple, served)), tuple(refused), tuple(busy_ms))
+
+
+class _Few:
+    """When the stages of each group are free; a plain loop over the groups."""
+
+    def __init__(
+        self, groups: Sequence[Mapping[int, Sequence[float]]], stages: Sequence[int], models: int
+    ) -> None:
+        self._hosts: list[list[tuple[int, Sequence[float]]]] = [
+            [(number, group[model]) for number, group in enumerate(groups) if model in group]
+            for model in range(models)
+        ]
+        self._free_at_ms = [[0.0] * count for count in stages]
+
+    def serve(self, model: int, at_ms: float, until_ms: float) -> int | None:
+        """Run a request on the group that has it done soonest, the first of equals; None: no group has it done in time."""
+        free_at_ms = self._free_at_ms
+        best: tuple[float, int, list[float]] | None = None
+        for number, stages_ms in self._hosts[model]:
+            ends_at_ms = at_ms
             ends: list[float] = []
             for stage_ms, stage_free_at_ms in zip(stages_ms, free_at_ms[number], strict=True):
                 ends_at_ms = (stage_free_at_ms if stage_free_at_ms > ends_at_ms else ends_at_ms) + stage_ms
                 ends.append(ends_at_ms)
-                work_ms += stage_ms
             if best is None or ends_at_ms < best[0]:
-                best = ends_at_ms, number, ends, work_ms
-        if best is None or best[0] > at_ms + slos_ms[model]:
-            refused[model] += 1
-            continue
-        _, number, free_at_ms[number], work_ms = best
-        served[number][model] += 1
-        busy_ms[number] += work_ms / stages[number]
-    return Played(tuple(map(tuple, served)), tuple(refused), tuple(busy_ms))
+                best = ends_at_ms, number, ends
+        if best is None or best[0] > until_ms:
+            return None
+        _, number, free_at_ms[number] = best
+        return number
+
+
+class _Many:
+    """The same for many groups: an array by stage, so that a request costs a step for each stage and not for each group."""
+
+    def __init__(
+        self, groups: Sequence[Mapping[int, Sequence[float]]], stages: Sequence[int], models: int
+    ) -> None:
+        depth = max(stages)
+        self._hosts: list[NDArray[np.intp]] = []
+        self._stages_ms: list[list[NDArray[np.float64]]] = []
+        for model in range(models):
+            own = [number for number, group in enumerate(groups) if model in group]
+            padded = [[*groups[number][model], *[0.0] * (depth - stages[number])] for number in own]
+            self._hosts.append(np.array(own, dtype=np.intp))
+            self._stages_ms.append(list(np.array(padded).T))
+        self._free_at_ms = [np.zeros(len(groups)) for _ in range(depth)]
+
+    def serve(self, model: int, at_ms: float, until_ms: float) -> int | None:
+        """As `_Few`."""
+        hosts = self._hosts[model]
+        if not len(hosts):
+            return None
+        ends: list[NDArray[np.float64]] = []
+        before: float | NDArray[np.float64] = at_ms
+        for free_at_ms, stage_ms in zip(self._free_at_ms, self._stages_ms[model], strict=True):
+            before = np.maximum(free_at_ms[hosts], before) + stage_ms
+            ends.append(before)
+        soonest = int(ends[-1].argmin())
+        if ends[-1][soonest] > until_ms:
+            return None
+        number = int(hosts[soonest])
+        for free_at_ms, end_at_ms in zip(self._free_at_ms, ends, strict=True):
+            free_at_ms[number] = end_at_ms[soonest]
+        return number

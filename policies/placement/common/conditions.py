@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from fabric.ids import ModelId
-from policies.placement.common.base import Placement, PlacementPolicy
+from policies.placement.common.base import PlacementPolicy
 from profiles.interference import Interference
 
 MAX_WAIT_MS = 100.0
@@ -22,8 +22,7 @@ class Conditions(Struct, frozen=True):
     """`interference` by GPU type; a type that is absent has none that is known.
 
     `has_fixed_batches`: the runtime keeps to the plan's batch sizes and waits `max_wait_ms` at most to fill one
-    (thesis section 4.3.3); else it defers (Symphony). Delays are one way. `judge`: what a plan really
-    brings, in requests per second, where somebody can say; it must answer the same each time. `gaps`: from one
+    (thesis section 4.3.3); else it defers (Symphony). Delays are one way. `gaps`: from one
     request of a model to the next, in mean gaps, without end and the same at each call; None: nobody can say.
     """
 
@@ -33,7 +32,6 @@ class Conditions(Struct, frozen=True):
     control_ms: float = 0.0
     data_ms_per_item: float = 0.0
     result_ms: float = 0.0
-    judge: Callable[[Placement], float] | None = None
     gaps: Callable[[ModelId], Iterator[float]] | None = None
 
     def delay_ms(self, batch_size: int) -> float:

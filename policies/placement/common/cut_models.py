@@ -39,7 +39,8 @@ class CutFirst(Struct, frozen=True):
     def with_others(
         self, policy: PlacementPolicy, profiles: Profiles, current: Placement | None
     ) -> Placement:
-        """The pipelines, and what the policy makes of the rest."""
+        """The pipelines, and what the policy makes of the rest; it hears of what runs now on its GPUs for its models."""
+        current = self._of_others(current)
         if not self.slices and not self.unplaced:
             return policy.place(self.models, self.gpus, profiles, current)
         if not self.models:
@@ -55,6 +56,19 @@ class CutFirst(Struct, frozen=True):
             unplaced=(*self.unplaced, *others.unplaced),
             expected_goodput_rps=None,  # the policy's own, of its models only
         )
+
+    def _of_others(self, current: Placement | None) -> Placement | None:
+        if current is None:
+            return None
+        cut = {model.model_id for planned in self.slices for model in planned.models}
+        cut |= {one.model_id for one in self.unplaced}
+        own = {gpu.index for gpu in self.gpus}
+        slices = (
+            planned
+            for planned in current.slices
+            if own.issuperset(planned.gpus) and not any(model.model_id in cut for model in planned.models)
+        )
+        return replace(current, slices=tuple(slices))
 
 
 def cut_first(

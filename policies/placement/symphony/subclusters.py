@@ -7,7 +7,8 @@ divided in proportion to what each sub-cluster keeps busy, so what the partition
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from fabric.ids import ModelId
 from policies.placement.common.base import (
@@ -19,7 +20,8 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
-from policies.placement.common.gpu_kinds import gpu_classes
+from policies.placement.common.gpu_kinds import gpu_classes, gpu_kind
+from policies.placement.symphony.hosting import Hosting
 from policies.subclusters import Bounds, Partition, PartitionModel, partition
 
 # Of all the memory that models take, how much may be unloaded and loaded at one re-plan besides new models:
@@ -57,22 +59,51 @@ def subclusters_of(
         whole = {model.model_id: 0 for model in models}
         return Subclusters(whole, {gpu.index: 0 for gpu in gpus}, {}, violations)
     weights = _weights(hostable, possible, profiles)
-    now = _Now.of(current, count)
-    found = _partition(hostable, possible, weights, profiles, now.of_model, count)
-    of_model = dict(found.subcluster_of)
-    for model in models:  # so that whoever can be hosted nowhere learns from the GPUs themselves why
-        if not possible[model.model_id]:
-            of_model[model.model_id] = 0
-    load = [0.0] * count
-    for model in hostable:
-        if model.model_id in found.subcluster_of:
-            load[found.subcluster_of[model.model_id]] += weights[model.model_id]
+    best: tuple[int, Subclusters] | None = None
+    for fewer in range(count, 0, -1):
+        lost, divided = _divided(hostable, gpus, possible, weights, profiles, current, fewer)
+        if best is None or lost < best[0]:
+            best = lost, divided
+            if fewer < wanted:
+                best = lost, replace(divided, violations=_fewer(fewer, wanted))
+        if lost == len(divided.reasons):  # with fewer sub-clusters there is no more memory
+            break
+    assert best is not None
+    # So that whoever can be hosted nowhere learns from the GPUs themselves why.
+    nowhere = {model.model_id: 0 for model in models if not possible[model.model_id]}
+    return replace(best[1], of_model={**nowhere, **best[1].of_model})
+
+
+def _divided(
+    models: Sequence[PlacedModelInput],
+    gpus: Sequence[GpuSlot],
+    possible: Mapping[ModelId, list[GpuSlot]],
+    weights: Mapping[ModelId, float],
+    profiles: Profiles,
+    current: Placement | None,
+    count: int,
+) -> tuple[int, Subclusters]:
+    """So many sub-clusters, and how many models they cannot host."""
+    now = _Now.of(current, gpus, count)
+    found = _partition(models, possible, weights, profiles, now.of_model, count)
+
+    def arranged(of_model: Mapping[ModelId, int]) -> tuple[int, Hosting]:
+        load = [0.0] * count
+        for model_id, place in of_model.items():
+            load[place] += weights[model_id]
+        hosting = Hosting(models, gpus, possible, profiles, of_model, _divide(gpus, load, now.of_gpu))
+        return hosting.arranged(), hosting
+
+    lost, hosting = arranged(found.subcluster_of)
+    if hosting.of_model != found.subcluster_of and now.of_model.keys() >= hosting.of_model.keys():
+        # The even partition cannot be had: without this it would be tried, and undone, at each re-plan.
+        kept = {model_id: now.of_model[model_id] for model_id in hosting.of_model}
+        kept_lost, kept_hosting = arranged(kept)
+        if kept_lost <= lost and kept_hosting.of_model == kept:
+            lost, hosting = kept_lost, kept_hosting
     reason = f"memory: none of {count} sub-clusters has room for it"
-    return Subclusters(
-        of_model,
-        _divide(gpus, load, now.of_gpu),
-        dict.fromkeys(found.unplaced, reason),
-        _fewer(count, wanted) if count < wanted else (),
+    return lost + len(found.unplaced), Subclusters(
+        hosting.of_model, hosting.of_gpu, dict.fromkeys(found.unplaced, reason)
     )
 
 
@@ -175,8 +206,11 @@ class _Now:
     of_gpu: Mapping[int, int]
 
     @classmethod
-    def of(cls, current: Placement | None, count: int) -> _Now:
-        """Nothing, where there are more of them than there shall be: then all is divided anew."""
+    def of(cls, current: Placement | None, slots: Sequence[GpuSlot], count: int) -> _Now:
+        """Nothing, where there are more of them than there shall be: then all is divided anew.
+
+        Two that have no kind of GPU in common may be one: no GPU of it hosts the models of both. The smallest are taken for that.
+        """
         groups: list[tuple[set[ModelId], list[int]]] = []
         for planned in sorted(current.slices if current else (), key=lambda one: one.gpu):
             models, gpus = {model.model_id for model in planned.models}, [planned.gpu]
@@ -186,8 +220,20 @@ class _Now:
                 gpus = group[1] + gpus
             groups.append((models, gpus))
         groups.sort(key=lambda group: min(group[1]))
-        if len(groups) > count:
-            return cls({}, {})
+        kind_of = {slot.index: gpu_kind(slot) for slot in slots}
+        while len(groups) > count:
+            kinds = [{kind_of.get(gpu) for gpu in group[1]} for group in groups]
+            pairs = [
+                (one, other)
+                for one, other in combinations(range(len(groups)), 2)
+                if not kinds[one] & kinds[other]
+            ]
+            if not pairs:
+                return cls({}, {})
+            joined = min(pairs, key=lambda pair: sum(len(groups[one][1]) for one in pair))
+            models, own = groups.pop(joined[1])
+            groups[joined[0]][0].update(models)
+            groups[joined[0]][1].extend(own)
         return cls(
             {model_id: j for j, (models, _) in enumerate(groups) for model_id in models},
             {gpu: j for j, (_, gpus) in enumerate(groups) for gpu in gpus},

@@ -57,7 +57,6 @@ OPTIONS: Schema = {
     "forecasts_max": Number(20_000, minimum=1, is_minimum_allowed=True, is_whole=True),
 }
 _FAIRNESS = (0.0, 0.3)
-_JUDGED_MAX = 4
 _RIVALS_GPUS_MAX = 16  # Usher's groups and the program of the thesis take seconds beyond
 
 
@@ -175,10 +174,6 @@ class Tenuto:
         near = [candidate for candidate in fair if candidate.total_rps >= enough_rps]
         # In steps that matter, so that among equals the first stays first: our own, with the shortest batches.
         near.sort(key=lambda one: (-round(one.worst, 2), -round(one.total_rps / (best_rps or 1.0), 3)))
-        judge = self._conditions.judge
-        if judge is not None:
-            ranked = sorted(fair, key=lambda candidate: -candidate.total_rps)
-            near = sorted(ranked[:_JUDGED_MAX], key=lambda candidate: -judge(candidate.plan))
         chosen = near[0]
         missing = {
             model.model_id: rate_of(model) - chosen.served.get(model.model_id, 0.0) for model in models

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from fabric.ids import ModelId, SliceId
+from fabric.ids import ModelId
 from policies.batching.base import Delay
-from policies.batching.baselines.squishy import Bin, ModelLoad, pack, saturated_size, spread
-from policies.batching.batch_moments import exec_table
 from policies.batching.registry import make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
@@ -215,110 +213,6 @@ def test_shepherd_with_a_higher_ratio_is_more_patient() -> None:
     assert to.preempted == 0
     to.arrive("m", 40.0)
     assert to.preempted == 1
-
-
-# ---------------------------------------------------------------- nexus
-
-LOAD = ModelLoad(ModelId("m"), 40.0, 1.0)
-
-
-def bins(count: int, **tables: tuple[float, ...]) -> list[Bin]:
-    padded = {ModelId(name): exec_table(table) for name, table in tables.items()}
-    return [Bin(SliceId(f"s{place}"), padded) for place in range(count)]
-
-
-def test_a_saturated_slice_runs_the_largest_batch_that_leaves_half_the_slo_for_waiting() -> None:
-    assert saturated_size(exec_table(TABLE), 40.0) == 15
-    assert saturated_size(exec_table(TABLE), 11.0) == 1
-    assert saturated_size(exec_table(TABLE), 5.0) == 0
-
-
-def test_a_load_is_packed_into_dedicated_slices_and_a_residue() -> None:
-    """15 requests in 20 ms saturate a slice: 0.75 a ms. One a ms is one of these and 0.25 a ms: b + 5 + 4·b <= 40
-    for b = 7."""
-    plan = pack([LOAD], bins(2, m=TABLE), 1.0)
-    assert plan is not None
-    shares = {name: [(share.batch_size, share.per_ms) for share in of] for name, of in plan.shares.items()}
-    assert shares == {"s0": [(15, 0.75)], "s1": [(7, 0.25)]}
-    assert pack([LOAD], bins(1, m=TABLE), 1.0) is None
-
-
-def test_residues_share_a_slice_while_their_batches_fit_into_the_shorter_duty_cycle() -> None:
-    loads = [ModelLoad(ModelId("a"), 60.0, 0.1), ModelLoad(ModelId("b"), 50.0, 0.05)]
-    plan = pack(loads, bins(2, a=TABLE, b=TABLE), 1.0)
-    assert plan is not None
-    assert list(plan.shares) == ["s0"]
-    # a: b + 5 + 10 b <= 60 → 5, duty 50. b: b + 5 + 20 b <= 50 → 2, duty 40. Together 40: batches 4 and 2.
-    assert sorted((share.load.model_id, share.batch_size) for share in plan.shares[SliceId("s0")]) == [
-        ("a", 4),
-        ("b", 2),
-    ]
-
-
-def test_the_load_is_scaled_to_fill_exactly_the_slices_there_are() -> None:
-    plan = spread([LOAD], bins(3, m=TABLE))
-    assert sum(share.per_ms for of in plan.shares.values() for share in of) == pytest.approx(2.25, rel=0.02)
-
-
-def test_nexus_runs_at_most_the_assigned_batch_whenever_its_slice_is_free() -> None:
-    to = stage("nexus")
-    to.arrive("m", 40.0)
-    to.arrive("m", 60.0, count=20)
-    to.until(30.0)
-    assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 1), (6.0, 15), (26.0, 5)]
-
-
-def test_nexus_drops_heads_that_would_force_a_smaller_batch() -> None:
-    to = stage("nexus")
-    to.arrive("m", 40.0)
-    to.arrive("m", 14.0)
-    to.arrive("m", 40.0, count=15)
-    to.until(6.0)
-    assert to.drops == [(6.0, False, [2])]
-    assert [(start, len(seqs)) for start, _, seqs in starts(to)] == [(0.0, 1), (6.0, 15)]
-
-
-def test_nexus_does_not_use_a_slice_that_is_not_the_requests_own() -> None:
-    """Two models, two slices: each has its own, and a burst of one does not reach the other's idle slice."""
-    to = Stage(make_discipline("nexus"))
-    for name in ("a", "b"):
-        to.model(name, 13.0)
-    for order in range(2):
-        to.slice(f"s{order}", hosted("a", TABLE), hosted("b", TABLE), order=order)
-    for _ in range(3):
-        to.arrive("a", 13.0)
-    to.drain()
-    assert len({batch.slice_id for batch in to.batches}) == 1
-
-
-@pytest.mark.parametrize("at_ms", [half / 2 for half in range(40)])
-def test_nexus_loses_nothing_when_a_model_is_added_while_another_ones_requests_wait(at_ms: float) -> None:
-    to = Stage(make_discipline("nexus"))
-    to.model("m", 60.0, Delay(control_ms=2.0))
-    to.slice("s0", hosted("m", TABLE), hosted("n", TABLE))
-    to.arrive("m", 60.0)
-    to.arrive("m", 60.0)
-    to.until(at_ms)
-    to.model("n", 60.0)
-    to.arrive("n", 60.0)
-    to.drain()
-    assert (to.count("ran"), len(to.batches)) == (3, 3)
-
-
-def test_nexus_reassigns_slices_by_measured_rates() -> None:
-    """After the first second it knows that all the load is a's, and gives it both slices."""
-    to = Stage(make_discipline("nexus"))
-    for name in ("a", "b"):
-        to.model(name, 13.0)
-    for order in range(2):
-        to.slice(f"s{order}", hosted("a", TABLE), hosted("b", TABLE), order=order)
-    for at_ms in range(0, 1400, 4):
-        to.until(float(at_ms))
-        to.arrive("a", 13.0)
-    early = {batch.slice_id for batch in to.batches if batch.start_at_ms < 1000}
-    late = {batch.slice_id for batch in to.batches if batch.start_at_ms > 1100}
-    assert len(early) == 1
-    assert late == {"s0", "s1"}
 
 
 # ---------------------------------------------------------------- all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId, NodeId
-from policies.placement.alpaserve import AlpaServe
+from policies.placement.alpaserve import AlpaServe, first_come
 from policies.placement.alpaserve.first_come import arrivals, play
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, slice_memory_bytes
 from policies.placement.common.conditions import Conditions
@@ -55,6 +56,28 @@ def gaps_of(variation: float, name: str) -> Iterator[float]:
 
 def group_sizes(plan: Placement) -> list[int]:
     return [len(planned.gpus) for planned in plan.slices]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_many_groups_serve_what_a_plain_loop_over_them_serves(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    models = draw.randint(1, 5)
+    groups: list[dict[int, list[float]]] = []
+    for _ in range(draw.randint(1, 9)):
+        stages, hosted = draw.randint(1, 4), [model for model in range(models) if draw.random() < 0.7]
+        groups.append(
+            {
+                model: [draw.choice([1.0, 2.5, draw.uniform(0.1, 9)]) for _ in range(stages)]
+                for model in hosted
+            }
+        )
+    came = sorted((draw.uniform(0, 300), draw.randrange(models)) for _ in range(200))
+    slos_ms = [draw.uniform(5, 40) for _ in range(models)]
+    plain = play(came, slos_ms, groups)
+    monkeypatch.setattr(first_come, "FEW_GROUPS", 0)
+    assert play(came, slos_ms, groups) == plain
 
 
 @pytest.mark.parametrize("variation", [0.0, 1.0, 4.0])

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fabric.errors import ConfigError
-from fabric.ids import ModelId
-from policies.placement.common.base import Placement, PlannedModel, PlannedSlice
-from roles.config.cluster import ClusterConfig
+from fabric.ids import ModelId, NodeId
+from policies.placement.common.base import (
+    GpuSlot,
+    PlacedModelInput,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+)
+from policies.placement.common.cut_models import cut_first
+from policies.placement.registry import placement_policy
+from profiles.store import shipped_profile, shipped_refs
+from roles.config.cluster import ClusterConfig, placed_models
 from roles.config.read_config import parse_config
 
 CUT = {"python": "a.b:C", "stages": 2}
@@ -141,3 +152,49 @@ def test_an_emulated_model_in_ranks_needs_a_profile_of_all_of_them_together() ->
     assert emulated().unplaced[0].reason == "it has no profile for GPU type generic"
     assert gpus_of(emulated(profile={"table": {1: 90}}))["m0"] == [(0, 1)]
     assert "below the 110 ms" in emulated(profile={"table": {1: 110}}).unplaced[0].reason
+
+
+class _Heard:
+    """A policy that keeps what it was told of the present."""
+
+    heard: Placement | None = None
+
+    def place(
+        self,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+        current: Placement | None = None,
+    ) -> Placement:
+        self.heard = current
+        return Placement(())
+
+
+@pytest.mark.parametrize("cut", [CUT, RANKS, None])
+@pytest.mark.parametrize("drained", [set(), {3}, {2, 3}])
+def test_a_policy_hears_of_what_runs_on_its_gpus_for_its_models(cut: Any, drained: set[int]) -> None:
+    """Neither of pipelines, nor of models in ranks, nor of GPUs that it may not use."""
+    config = cluster({"loader": WHOLE}, {"loader": WHOLE}, *([{"loader": cut}] if cut else ()), gpus=(6,))
+    whole = [PlannedSlice(gpu, None, (PlannedModel(ModelId(f"m{gpu % 2}")),)) for gpu in (2, 3, 4, 5)]
+    pipeline = PlannedSlice(0, None, (PlannedModel(ModelId("m2")),), (1,))
+    now = Placement((*([pipeline] if cut else ()), *whole))
+    gpus = [gpu for gpu in config.gpus if gpu.index not in drained]
+    policy = _Heard()
+    cut_first(placed_models(config.models), gpus, {}, now).with_others(policy, {}, now)
+    assert policy.heard is not None
+    assert list(policy.heard.slices) == [one for one in whole if one.gpu not in drained]
+
+
+@pytest.mark.parametrize("name", ["gpulet", "symphony"])
+def test_equal_plans_beside_a_pipeline_stay_as_they_are(name: str) -> None:
+    models = [PlacedModelInput(ModelId(f"m{place}"), 100.0, 5.0, 2**30) for place in range(6)]
+    models.append(PlacedModelInput(ModelId("gang"), 500.0, 1.0, 2**30, ranks=4))
+    gpus = [GpuSlot(place, "v100", 16 * 2**30, NodeId(f"n{place // 4}"), place % 4) for place in range(16)]
+    profile = shipped_profile(next(ref for ref in shipped_refs() if ref.startswith("gpulet-2080ti/")))
+    profiles = {(model.model_id, "v100"): profile for model in models}
+    policy = placement_policy(name, {"subclusters": 2} if name == "symphony" else {})
+    plans: list[Placement] = []
+    for _ in range(4):
+        now = plans[-1] if plans else None
+        plans.append(cut_first(models, gpus, profiles, now).with_others(policy, profiles, now))
+    assert all(gpus_of(plan) == gpus_of(plans[0]) for plan in plans)

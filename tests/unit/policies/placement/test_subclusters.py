@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping
 
@@ -123,3 +124,58 @@ def test_subclusters_are_the_connected_components_of_the_plan() -> None:
     found = components([[model.model_id for model in one.models] for one in placed.slices])
     assert len(found) == 3
     assert sum(len(component) for component in found) == 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_model_that_some_gpu_can_host_has_one_in_its_subcluster(seed: int) -> None:
+    """Whatever the types of the GPUs, their memory and the order of the models are; else there are fewer sub-clusters."""
+    draw = random.Random(seed)
+    sizes_gb = {"v100": 16.0, "t4": draw.choice([16.0, 4.0]), "a100": 40.0}
+    types = draw.choices(sorted(sizes_gb), k=draw.randint(2, 9))
+    slots = [slot for i, name in enumerate(types) for slot in gpus(1, name, sizes_gb[name], first=i)]
+    names = [f"m{place}" for place in range(draw.randint(2, 7))]
+    large = {name: draw.choice([0.1, 0.1, 3.0]) for name in names}
+    asked = [
+        PlacedModelInput(ModelId(name), 30.0, draw.uniform(1, 300), int(large[name] * GIB)) for name in names
+    ]
+    runs_on = {name: draw.sample(sorted(set(types)), draw.randint(1, len(set(types)))) for name in names}
+    known = {(ModelId(name), of): PROFILE for name in names for of in runs_on[name]}
+    wanted = draw.randint(2, 4)
+    policy = placement_policy("symphony", {"subclusters": wanted})
+    draw.shuffle(asked)
+    placed = policy.place(asked, slots, known)
+    if sum(large.values()) <= 4:
+        assert placed.unplaced == ()
+    carried = {entry.model_id for one in placed.slices for entry in one.models}
+    assert carried | {one.model_id for one in placed.unplaced} == set(names)
+    plans = [placed]
+    for _ in range(4):
+        plans.append(policy.place(asked, slots, known, plans[-1]))
+    assert hosted(plans[-1]) == hosted(plans[-2])
+
+
+@pytest.mark.parametrize("order", ["abcd", "cabd", "dcba"])
+def test_the_only_gpu_of_a_type_goes_to_the_model_that_needs_it(order: str) -> None:
+    asked = models(dict.fromkeys(order, 100.0))
+    known = {(ModelId(name), "t4" if name == "c" else "v100"): PROFILE for name in order}
+    placed = placement_policy("symphony", {"subclusters": 2}).place(
+        asked, [*gpus(3), *gpus(1, "t4", first=3)], known
+    )
+    assert placed.unplaced == ()
+    assert placed.violations == ()
+    assert hosted(placed)[3] == "c"
+
+
+def test_no_gpu_is_given_to_models_that_cannot_use_it() -> None:
+    known = {**profiles("a"), **profiles("c", gpu_type="t4")}
+    slots = [*gpus(2), *gpus(2, "t4", first=2)]
+    placed = placement_policy("symphony", {"subclusters": 2}).place(models({"a": 9, "c": 9}), slots, known)
+    assert hosted(placed) == ["a", "a", "c", "c"]
+
+
+def test_with_fewer_gpus_of_a_type_than_subclusters_there_are_fewer() -> None:
+    """Each of the models needs the one t4 and a GPU of its own sub-cluster cannot be shared."""
+    slots = [*gpus(2), *gpus(1, "t4", first=2)]
+    known = profiles("a", "b", gpu_type="t4")
+    placed = placement_policy("symphony", {"subclusters": 2}).place(models({"a": 9, "b": 9}), slots, known)
+    assert hosted(placed) == ["ab"]

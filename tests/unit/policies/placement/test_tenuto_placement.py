@@ -12,7 +12,7 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.placement.common.base import PlacedModelInput, Placement, PlannedModel, PlannedSlice
+from policies.placement.common.base import PlacedModelInput, Placement
 from policies.placement.common.conditions import ConditionedPolicy, Conditions
 from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.registry import placement_policy
@@ -112,15 +112,6 @@ def test_a_floor_is_kept_whatever_goodput_it_costs() -> None:
     free, fair = place(of), place(of, floor=0.3)
     assert min(served(free).values()) < 0.3 <= min(served(fair).values())
     assert (free.expected_goodput_rps or 0) > (fair.expected_goodput_rps or 0)
-
-
-def test_the_judge_has_the_last_word() -> None:
-    of = case({"a": (100, 1200, HALF)})
-    shared = PlannedSlice(0, None, (PlannedModel(ModelId("a")),))
-    judge = lambda plan: 1.0 if plan.slices == (shared,) else 0.0  # noqa: E731  a preference for one plan
-    placement = place(of, conditions(of, judge=judge))
-    assert placement.slices == (shared,)
-    assert placement.decisions[0].chosen == "shared in time"
 
 
 def test_why_names_the_plans_that_were_not_taken() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -130,6 +132,34 @@ def test_exclusive_with_too_few_gpus_fills_in_file_order() -> None:
     placed = placement_policy("exclusive").place([model("a"), model("b")], gpus(1), profiles("a", "b"))
     assert [u.model_id for u in placed.unplaced] == ["b"]
     assert "taken" in placed.unplaced[0].reason
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_exclusive_gives_as_many_models_a_gpu_as_can_have_one(seed: int) -> None:
+    """Whatever the order of the models: those that can have a GPU at all, tried in every way."""
+    draw = random.Random(seed)
+    types = draw.choices(["v100", "t4", "a100"], k=draw.randint(1, 4))
+    slots = [gpu(place, of, draw.choice([8, 16])) for place, of in enumerate(types)]
+    asked = [model(name, memory_gb=draw.choice([2, 12])) for name in "abcde"[: draw.randint(1, 5)]]
+    known: Profiles = {
+        (one.model_id, of): LinearProfile(1.053, 5.072, 64)
+        for one in asked
+        for of in draw.sample(["v100", "t4", "a100"], 2)
+    }
+    placed = placement_policy("exclusive").place(asked, slots, known)
+    able = [
+        {
+            one.index
+            for one in slots
+            if (each.model_id, one.gpu_type) in known and (each.memory_bytes or 0) <= one.memory_bytes
+        }
+        for each in asked
+    ]
+    most = max(
+        sum(place in able[number] for number, place in enumerate(order) if place is not None)
+        for order in permutations([*range(len(slots)), *[None] * len(asked)], len(asked))
+    )
+    assert len({entry.model_id for one in placed.slices for entry in one.models}) == most
 
 
 def test_exclusive_with_zero_or_unknown_rates_gives_one_gpu_each() -> None:
