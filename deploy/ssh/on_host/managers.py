@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.ssh.on_host.folders import Place
-from deploy.ssh.on_host.system import Refused, quoted, run, say, until, write_whole
+from deploy.ssh.on_host.system import Refused, own_directory, quoted, run, say, until, write_whole
 
 STOP_LIMIT_S = 30
 ASK_LIMIT_S = 20
@@ -145,7 +146,7 @@ class Supervisor(Manager):
         self.units.mkdir(parents=True, exist_ok=True)
         write_whole(self.conf, supervisor_conf(self.place).encode(), 0o600)
         boot = self.base / "boot.sh"
-        write_whole(boot, f"#!/bin/sh\nexec {quoted(self._daemon())}\n".encode(), 0o700)
+        write_whole(boot, boot_script(self.place, self._daemon()).encode(), 0o700)
         if not self._is_alive():
             run(self._daemon(), ASK_LIMIT_S)
             until(self._is_alive, ASK_LIMIT_S, "supervisord did not come up")
@@ -211,6 +212,11 @@ def manager_of(place: Place) -> Manager:
     """The one that the configuration names, or that this host has."""
     is_systemd = place.units == "systemd" or (place.units == "auto" and has_systemd())
     return Systemd(place) if is_systemd else Supervisor(place)
+
+
+def boot_script(place: Place, daemon: Sequence[str]) -> str:
+    """What cron starts with the host. supervisord makes no folder for its socket, and what was in /tmp may have gone with the last start."""
+    return f"#!/bin/sh\numask 077\n{own_directory(str(place.run_dir))}\nexec {quoted(daemon)}\n"
 
 
 def log_limit(place: Place, kilobytes: int = LOG_KILOBYTES_MAX, every_s: float = LOG_LOOK_EVERY_S) -> str:
