@@ -425,7 +425,7 @@ class NodeAgentCore:
     # ------------------------------------------------------------ MPS
 
     def _on_daemon_checked(self, checked: DaemonChecked, now_ms: float) -> None:
-        if self._daemons.checked(checked.gpu, checked.problem, checked.servers, now_ms):
+        if self._daemons.checked(checked, now_ms):
             self._on_daemons_changed([checked.gpu], now_ms)
 
     def _on_daemons_changed(self, gpus: Iterable[int], now_ms: float) -> None:
@@ -537,8 +537,9 @@ class NodeAgentCore:
             for slice_id in worker.holding:
                 self._reports.report(slice_id, SliceState.STOPPED, STOPS)
         self._workers.exited(worker, code, last_words, now_ms)
-        if not worker.slices:
-            self._start_missing(now_ms)  # what waited for its end
+        self._start_missing(
+            now_ms
+        )  # what waited for its end: a process may have held more than is left to it
 
     # ------------------------------------------------------------ time, and the end
 
