@@ -55,9 +55,10 @@ class Orphan(Struct, frozen=True):
 
 
 class DaemonChecked(Struct, frozen=True):
-    """A GPU's MPS daemon was asked for its servers (their pids); `problem` is empty if it answered."""
+    """A GPU's MPS daemon was asked for its servers (their pids); `problem` is empty if it answered. `start`: which of its starts was."""
 
     gpu: int
+    start: int
     problem: str
     servers: tuple[int, ...] = ()
 
@@ -112,9 +113,10 @@ class StartDaemon(Struct, frozen=True):
 
 
 class CheckDaemon(Struct, frozen=True):
-    """Ask a GPU's MPS daemon for a sign of life: `DaemonChecked` follows."""
+    """Ask a GPU's MPS daemon for a sign of life: `DaemonChecked` follows, of that start."""
 
     gpu: int
+    start: int
 
 
 class SampleGpus(Struct, frozen=True):

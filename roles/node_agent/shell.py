@@ -260,8 +260,8 @@ class _Agent:
                     self._records.write(worker, self._sharing.gpu_of(worker.worker_id))
             case StartDaemon(gpu):
                 self._sharing.start(gpu, self._processes, self._own)
-            case CheckDaemon(gpu):
-                self._sharing.check(gpu, self._blocking)
+            case CheckDaemon(gpu, start):
+                self._sharing.check(gpu, start, self._blocking)
             case SampleGpus():
                 self._blocking.run(self._sample)
             case Warn(text):
