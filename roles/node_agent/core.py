@@ -65,6 +65,7 @@ from roles.node_agent.events import (
     GpusSampled,
     Orphan,
     SharingPlan,
+    StrangerGreeted,
     WorkerUntold,
 )
 from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseGrants, LeaseKept, LeaseRecord
@@ -187,6 +188,9 @@ class NodeAgentCore:
                 self._on_scheduler_lost(peer, reason, now_ms)
             case LeaseKept():
                 self._on_lease_kept(event, now_ms)
+            case StrangerGreeted(peer):
+                if self._workers.at(peer) is None:  # else one of ours that lies about its name
+                    self._send_away(peer)
             case WorkerUntold(peer):
                 self._workers.untold(peer, now_ms)
             case ProcessExited(worker_id, code, last_words):
@@ -478,8 +482,12 @@ class NodeAgentCore:
         elif worker is not None:
             self._workers.greet(worker, peer, hello.incarnation, hello.pid, now_ms)
         else:
-            self.counters["workers_sent_away"] += 1
-            self._actions.append(Send(peer, Stop(0.0)))  # nobody's child: of no use to anyone
+            self._send_away(peer)
+
+    def _send_away(self, peer: PeerId) -> None:
+        """Nobody's child: of no use to anyone."""
+        self.counters["workers_sent_away"] += 1
+        self._actions.append(Send(peer, Stop(0.0)))
 
     def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
         taken = self._workers.taken

@@ -63,6 +63,12 @@ class DaemonChecked(Struct, frozen=True):
     servers: tuple[int, ...] = ()
 
 
+class StrangerGreeted(Struct, frozen=True):
+    """Who said hello under a worker's name is another process than the one that runs under it: a former agent's, which was not written down."""
+
+    peer: PeerId
+
+
 class WorkerUntold(Struct, frozen=True):
     """A worker may not have heard what to host or whom to obey: its queue was full, or its connection broke with what was under way."""
 
@@ -138,6 +144,7 @@ AgentEvent = (
     | DaemonChecked
     | GpusSampled
     | LeaseKept
+    | StrangerGreeted
     | WorkerUntold
     | Tick
 )

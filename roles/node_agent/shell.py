@@ -17,7 +17,7 @@ from fabric.errors import ConfigError
 from fabric.ids import PeerId, new_incarnation, peer_id, role_id_of_node, scheduler_id
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import EpochGranted, Host, LeaseAsked, StatusAsked, StatusListed
+from fabric.messages import EpochGranted, Host, LeaseAsked, StatusAsked, StatusListed, WorkerHello
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.blocking_calls import BlockingCalls
@@ -36,6 +36,7 @@ from roles.node_agent.events import (
     SampleGpus,
     Spawn,
     StartDaemon,
+    StrangerGreeted,
     Terminate,
     WorkerUntold,
 )
@@ -177,7 +178,7 @@ class _Agent:
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
                 stop,
-                LinkSource(self._link, from_worker, WorkerUntold),
+                LinkSource(self._link, self._from_worker, WorkerUntold),
                 *schedulers,
                 self._later,
                 TranslatedSource(self._blocking, self._from_blocking),
@@ -306,6 +307,13 @@ class _Agent:
                 return None
             case DaemonChecked() | GpusSampled():
                 return answer
+
+    def _from_worker(self, received: Received) -> AgentEvent:
+        """Names come again where a former agent's worker was not written down: its pid tells it from our own child."""
+        match received.message:
+            case WorkerHello(worker_id=name, pid=pid) if self._processes.pid(name) not in (None, pid):
+                return StrangerGreeted(received.peer)
+        return from_worker(received)
 
     def _from_process(self, exited: ProcessExited) -> ProcessExited:
         self._pins.give_back(exited.name)

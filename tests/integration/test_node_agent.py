@@ -257,6 +257,24 @@ def test_a_stranger_under_an_orphans_name_is_not_adopted(make_stage: StageMaker)
     assert worker not in stage.workers()
 
 
+@pytest.mark.parametrize("kind", ["stand-in", "real"])
+def test_an_orphan_that_was_not_written_down_is_not_taken_for_the_next_agents_own_worker(
+    make_stage: StageMaker, kind: str
+) -> None:
+    """As where the disk was full: the next agent counts from one again, and so gives out the orphan's name."""
+    stage = make_stage({**OUTLIVING, "worker": kind})
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    stage.kill_agent()
+    (record,) = stage.run_dir.glob("workers-a/*.json")
+    record.unlink()
+    stage.start_agent()
+    stage.until_state("x", "ready")
+    until(lambda: len(stage.workers()) == 1 and worker not in stage.workers(), what="the orphan's end")
+    stage.until_state("x", "ready")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_kills_at_any_moment_leave_every_slice_served_and_no_worker_unknown(
     make_stage: StageMaker, seed: int

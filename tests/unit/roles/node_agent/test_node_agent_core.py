@@ -36,6 +36,7 @@ from roles.node_agent.events import (
     AgentLimits,
     Kill,
     Spawn,
+    StrangerGreeted,
     Terminate,
     WorkerUntold,
 )
@@ -1050,3 +1051,12 @@ def test_a_slice_that_is_wanted_otherwise_while_its_shared_process_dies_starts_w
     assert [action.slices for action in ended] == [tuple(changed)]
     later = spawns(host.until(host.now_ms + 1_000.0))
     assert [slice_.slice_id for action in later for slice_ in action.slices] == names[:left]
+
+
+def test_another_process_under_a_workers_name_is_sent_away_and_the_worker_is_greeted() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    stranger = PeerId(f"{started.worker_id}/former")
+    assert host.feed(StrangerGreeted(stranger)) == [Send(stranger, Stop(0.0))]
+    assert [one for one, _ in sent(host.greet(started.worker_id))] == [peer(started.worker_id)]
+    assert host.feed(StrangerGreeted(peer(started.worker_id))) == [], "it is ours, whatever it calls itself"
