@@ -232,8 +232,10 @@ def log_limit(place: Place, kilobytes: int = LOG_KILOBYTES_MAX, every_s: float =
 def systemd_unit(place: Place, name: str, script: Path, machine: str, log: Path | None = None) -> str:
     """A unit of this user, for the one machine that has that id: where hosts share a home, the others find it and its link there too.
 
-    It is tried again for as long as it takes, as by supervisord.
+    It is tried again for as long as it takes, as by supervisord. An agent ends its workers and guards itself: those that may outlive it, or
+    have to end after it, do so where it crashes.
     """
+    mode = "process" if name.startswith("node-") else "mixed"
     command, output = (str(path).replace("%", "%%") for path in (script, log))
     said = f"StandardOutput=append:{output}\nStandardError=append:{output}\n" if log else ""
     return f"""[Unit]
@@ -245,7 +247,7 @@ StartLimitIntervalSec=0
 ExecStart="{command}"
 Restart=on-failure
 RestartSec=5
-KillMode=mixed
+KillMode={mode}
 TimeoutStopSec=20
 LimitNOFILE=infinity
 {said}

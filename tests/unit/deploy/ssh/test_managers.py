@@ -56,6 +56,19 @@ StandardError=append:{base}/logs/frontend-0.log
 WantedBy=default.target
 """
     )
+    modes = {
+        name: [line for line in unit.splitlines() if line.startswith("KillMode=")]
+        for name in ("node-a", "scheduler-0", "frontend-0", "logs")
+        for unit in (systemd_unit(place, name, place.script(name), "0123456789abcdef0123456789abcdef"),)
+    }
+    assert modes == {
+        "node-a": [
+            "KillMode=process"
+        ],  # its workers may outlive it, and guards end their daemons when it is gone
+        "scheduler-0": ["KillMode=mixed"],
+        "frontend-0": ["KillMode=mixed"],
+        "logs": ["KillMode=mixed"],
+    }
     assert f'command="{base}/roles/frontend-0.sh"' in supervisor_unit(place, "frontend-0")
     assert f"serverurl=unix://{place.run_dir}/supervisor.sock" in supervisor_conf(place)
 
