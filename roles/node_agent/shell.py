@@ -44,9 +44,11 @@ from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.lease import KeepLease, LeaseKept
 from roles.node_agent.lease_file import LeaseFile
 from roles.node_agent.metrics import METRICS, measured_agent
+from roles.node_agent.mps.environment import without_mps
 from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
+from roles.node_agent.workers.sockets import remove_sockets
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER, Heard, Send
 from roles.runtime.defects import DefectReport
@@ -274,7 +276,7 @@ class _Agent:
         environment = self._sharing.environment(slices[0], spawn.beside, is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"
-        self._processes.spawn(worker_id, command, environment)
+        self._processes.spawn(worker_id, command, environment, without_mps(os.environ))
         pid = self._processes.pid(worker_id)
         if pid is None:
             return  # could not be started, which is on its way to the core
@@ -319,6 +321,7 @@ class _Agent:
         self._pins.give_back(exited.name)
         self._sharing.left(exited.name)
         self._records.forget(exited.name)
+        remove_sockets(self._run_dir, exited.name)
         return exited
 
     def _sample(self) -> GpusSampled:
