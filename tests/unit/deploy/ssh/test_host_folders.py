@@ -32,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     made = Place({"host": "a", "directory": ".t", "units": "systemd"})
     for folder in ("roles", "wheels", "versions", "configs"):
         (made.base / folder).mkdir(parents=True)
-    made.run_dir.mkdir()
+    made.run_dir.mkdir(mode=0o700)
     return made
 
 
@@ -157,7 +157,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another user's": (lambda path: path.mkdir(), "belongs to user"),
     "a link": (lambda path: path.symlink_to("."), "no directory"),
     "a file": (lambda path: path.touch(), "no directory"),
-    "everybody's": (lambda path: (path.mkdir(), path.chmod(0o777)), "others may write in"),
+    "everybody's": (lambda path: path.mkdir(), "others may write in"),
 }
 
 
@@ -170,6 +170,8 @@ def test_nothing_is_asked_of_a_run_directory_that_others_may_write_in(
     make, reason = FOREIGN[kind]
     make(place.run_dir)
     before = sorted(place.base.rglob("*"))
+    if kind == "everybody's":
+        place.run_dir.chmod(0o777)
     if kind == "another user's":
         own = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: own + 1)
