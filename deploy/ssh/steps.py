@@ -13,6 +13,7 @@ from typing import Any, Final
 from deploy.ssh.config_bundle import CarriedConfig
 from deploy.ssh.facts import HostFacts, Running
 from deploy.ssh.inventory import HostWanted, Rank, RoleOnHost
+from deploy.ssh.on_host.system import own_directory
 from deploy.ssh.wheels import OwnWheel, Wheel
 from fabric.keys import key_file, naming_path
 from roles.config.hosts import DeployConfig
@@ -138,7 +139,7 @@ def role_script(
         f"# of its configuration it reads {views.get(role.role_id, 'all')}",
         "umask 077",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())),
-        f"mkdir -p {shlex.quote(facts.run_dir)}",
+        own_directory(facts.run_dir),
         f"echo @STAMP@ > {shlex.quote(f'{facts.run_dir}/{role.role_id}.stamp')}",
         f"cd {shlex.quote(f'{base}/configs/{run.config}')} && exec {shlex.join(command)}",
     ]

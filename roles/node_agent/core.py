@@ -65,6 +65,7 @@ from roles.node_agent.events import (
     GpusSampled,
     Orphan,
     SharingPlan,
+    StrangerGreeted,
     WorkerUntold,
 )
 from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseGrants, LeaseKept, LeaseRecord
@@ -187,6 +188,9 @@ class NodeAgentCore:
                 self._on_scheduler_lost(peer, reason, now_ms)
             case LeaseKept():
                 self._on_lease_kept(event, now_ms)
+            case StrangerGreeted(peer):
+                if self._workers.at(peer) is None:  # else one of ours that lies about its name
+                    self._send_away(peer)
             case WorkerUntold(peer):
                 self._workers.untold(peer, now_ms)
             case ProcessExited(worker_id, code, last_words):
@@ -425,7 +429,7 @@ class NodeAgentCore:
     # ------------------------------------------------------------ MPS
 
     def _on_daemon_checked(self, checked: DaemonChecked, now_ms: float) -> None:
-        if self._daemons.checked(checked.gpu, checked.problem, checked.servers, now_ms):
+        if self._daemons.checked(checked, now_ms):
             self._on_daemons_changed([checked.gpu], now_ms)
 
     def _on_daemons_changed(self, gpus: Iterable[int], now_ms: float) -> None:
@@ -478,8 +482,12 @@ class NodeAgentCore:
         elif worker is not None:
             self._workers.greet(worker, peer, hello.incarnation, hello.pid, now_ms)
         else:
-            self.counters["workers_sent_away"] += 1
-            self._actions.append(Send(peer, Stop(0.0)))  # nobody's child: of no use to anyone
+            self._send_away(peer)
+
+    def _send_away(self, peer: PeerId) -> None:
+        """Nobody's child: of no use to anyone."""
+        self.counters["workers_sent_away"] += 1
+        self._actions.append(Send(peer, Stop(0.0)))
 
     def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
         taken = self._workers.taken
@@ -537,8 +545,9 @@ class NodeAgentCore:
             for slice_id in worker.holding:
                 self._reports.report(slice_id, SliceState.STOPPED, STOPS)
         self._workers.exited(worker, code, last_words, now_ms)
-        if not worker.slices:
-            self._start_missing(now_ms)  # what waited for its end
+        self._start_missing(
+            now_ms
+        )  # what waited for its end: a process may have held more than is left to it
 
     # ------------------------------------------------------------ time, and the end
 

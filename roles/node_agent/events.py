@@ -55,11 +55,18 @@ class Orphan(Struct, frozen=True):
 
 
 class DaemonChecked(Struct, frozen=True):
-    """A GPU's MPS daemon was asked for its servers (their pids); `problem` is empty if it answered."""
+    """A GPU's MPS daemon was asked for its servers (their pids); `problem` is empty if it answered. `start`: which of its starts was."""
 
     gpu: int
+    start: int
     problem: str
     servers: tuple[int, ...] = ()
+
+
+class StrangerGreeted(Struct, frozen=True):
+    """Who said hello under a worker's name is another process than the one that runs under it: a former agent's, which was not written down."""
+
+    peer: PeerId
 
 
 class WorkerUntold(Struct, frozen=True):
@@ -112,9 +119,10 @@ class StartDaemon(Struct, frozen=True):
 
 
 class CheckDaemon(Struct, frozen=True):
-    """Ask a GPU's MPS daemon for a sign of life: `DaemonChecked` follows."""
+    """Ask a GPU's MPS daemon for a sign of life: `DaemonChecked` follows, of that start."""
 
     gpu: int
+    start: int
 
 
 class SampleGpus(Struct, frozen=True):
@@ -136,6 +144,7 @@ AgentEvent = (
     | DaemonChecked
     | GpusSampled
     | LeaseKept
+    | StrangerGreeted
     | WorkerUntold
     | Tick
 )

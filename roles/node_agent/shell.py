@@ -17,7 +17,7 @@ from fabric.errors import ConfigError
 from fabric.ids import PeerId, new_incarnation, peer_id, role_id_of_node, scheduler_id
 from fabric.keys import Keyring, principal_of_node
 from fabric.link import Received
-from fabric.messages import EpochGranted, Host, LeaseAsked, StatusAsked, StatusListed
+from fabric.messages import EpochGranted, Host, LeaseAsked, StatusAsked, StatusListed, WorkerHello
 from fabric.sockets import RouterLink
 from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.node_agent.blocking_calls import BlockingCalls
@@ -36,6 +36,7 @@ from roles.node_agent.events import (
     SampleGpus,
     Spawn,
     StartDaemon,
+    StrangerGreeted,
     Terminate,
     WorkerUntold,
 )
@@ -43,9 +44,11 @@ from roles.node_agent.gpus import discover, open_nvml
 from roles.node_agent.lease import KeepLease, LeaseKept
 from roles.node_agent.lease_file import LeaseFile
 from roles.node_agent.metrics import METRICS, measured_agent
+from roles.node_agent.mps.environment import without_mps
 from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
+from roles.node_agent.workers.sockets import remove_sockets
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER, Heard, Send
 from roles.runtime.defects import DefectReport
@@ -177,7 +180,7 @@ class _Agent:
             # Words before ends: what a worker said last is heard before it counts as gone.
             [
                 stop,
-                LinkSource(self._link, from_worker, WorkerUntold),
+                LinkSource(self._link, self._from_worker, WorkerUntold),
                 *schedulers,
                 self._later,
                 TranslatedSource(self._blocking, self._from_blocking),
@@ -260,8 +263,8 @@ class _Agent:
                     self._records.write(worker, self._sharing.gpu_of(worker.worker_id))
             case StartDaemon(gpu):
                 self._sharing.start(gpu, self._processes, self._own)
-            case CheckDaemon(gpu):
-                self._sharing.check(gpu, self._blocking)
+            case CheckDaemon(gpu, start):
+                self._sharing.check(gpu, start, self._blocking)
             case SampleGpus():
                 self._blocking.run(self._sample)
             case Warn(text):
@@ -273,7 +276,7 @@ class _Agent:
         environment = self._sharing.environment(slices[0], spawn.beside, is_mps=is_mps)
         if self._outlive_ms:
             environment[OUTLIVE_VARIABLE] = f"{self._outlive_ms:.0f}"
-        self._processes.spawn(worker_id, command, environment)
+        self._processes.spawn(worker_id, command, environment, without_mps(os.environ))
         pid = self._processes.pid(worker_id)
         if pid is None:
             return  # could not be started, which is on its way to the core
@@ -307,10 +310,18 @@ class _Agent:
             case DaemonChecked() | GpusSampled():
                 return answer
 
+    def _from_worker(self, received: Received) -> AgentEvent:
+        """Names come again where a former agent's worker was not written down: its pid tells it from our own child."""
+        match received.message:
+            case WorkerHello(worker_id=name, pid=pid) if self._processes.pid(name) not in (None, pid):
+                return StrangerGreeted(received.peer)
+        return from_worker(received)
+
     def _from_process(self, exited: ProcessExited) -> ProcessExited:
         self._pins.give_back(exited.name)
         self._sharing.left(exited.name)
         self._records.forget(exited.name)
+        remove_sockets(self._run_dir, exited.name)
         return exited
 
     def _sample(self) -> GpusSampled:

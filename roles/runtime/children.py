@@ -60,9 +60,16 @@ class Processes:
         self._by_name: dict[str, _Child] = {}
         self._stillborn: list[ProcessExited] = []
 
-    def spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def spawn(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        inherited: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a child of a name that no living child has. It dies with this process.
 
+        `environment` is added to what is `inherited`, else to all of our own.
         A command that cannot be started gives a `ProcessExited` like one that ended at once.
         """
         assert name not in self._by_name, f"{name} runs already"
@@ -72,7 +79,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,  # what a user's model prints is worth reading too
-                env=child_environment() | dict(environment or {}),
+                env=child_environment(inherited) | dict(environment or {}),
                 process_group=0,
             )
         except OSError as error:

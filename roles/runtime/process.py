@@ -109,9 +109,9 @@ def end_by_force(child: subprocess.Popen[bytes]) -> int:
     return code
 
 
-def child_environment() -> dict[str, str]:
-    """The environment for a child that must die with this process."""
-    return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a child that must die with this process. `inherited`: other than all of ours."""
+    return {**(os.environ if inherited is None else inherited), PARENT_VARIABLE: str(os.getpid())}
 
 
 class StopSignal:

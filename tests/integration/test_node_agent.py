@@ -206,6 +206,33 @@ def test_an_adopted_worker_that_is_killed_is_seen_and_replaced(make_stage: Stage
     assert worker not in stage.workers()
 
 
+def test_a_killed_worker_leaves_no_file_and_its_successor_has_its_own(make_stage: StageMaker) -> None:
+    stage = make_stage({"node": {"device": "emulated"}, "worker": "real"})
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    assert list(stage.run_dir.glob("worker-a-1.*"))
+    os.kill(worker, signal.SIGKILL)
+    stage.until_was("x", "lost")
+    stage.until_state("x", "ready")
+    assert list(stage.run_dir.glob("worker-a-1.*")) == []
+    assert list(stage.run_dir.glob("worker-a-2.sock"))
+
+
+def test_a_worker_is_told_nothing_of_mps_that_was_meant_for_who_started_the_agent(tmp_path: Path) -> None:
+    words = {"CUDA_MPS_PIPE_DIRECTORY": "/x", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", "OTHER": "kept"}
+    stage = Stage(tmp_path, environment=words)
+    try:
+        stage.want(spec("x"))
+        stage.until_state("x", "ready")
+        (worker,) = stage.workers()
+        told = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+        assert b"OTHER=kept" in told
+        assert not [one for one in told if one.startswith(b"CUDA_MPS_")]
+    finally:
+        stage.close()
+
+
 def test_workers_that_nobody_adopts_end_when_their_time_is_over(make_stage: StageMaker) -> None:
     stage = make_stage({**OUTLIVING, "outlive_ms": 4_000.0})
     stage.want(emulated("x"))
@@ -255,6 +282,24 @@ def test_a_stranger_under_an_orphans_name_is_not_adopted(make_stage: StageMaker)
     assert stage.hellos[0].slices == ()
     stage.until_state("x", "ready")
     assert worker not in stage.workers()
+
+
+@pytest.mark.parametrize("kind", ["stand-in", "real"])
+def test_an_orphan_that_was_not_written_down_is_not_taken_for_the_next_agents_own_worker(
+    make_stage: StageMaker, kind: str
+) -> None:
+    """As where the disk was full: the next agent counts from one again, and so gives out the orphan's name."""
+    stage = make_stage({**OUTLIVING, "worker": kind})
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    stage.kill_agent()
+    (record,) = stage.run_dir.glob("workers-a/*.json")
+    record.unlink()
+    stage.start_agent()
+    stage.until_state("x", "ready")
+    until(lambda: len(stage.workers()) == 1 and worker not in stage.workers(), what="the orphan's end")
+    stage.until_state("x", "ready")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -46,17 +46,19 @@ class Run:
         self.alive = {guard_name(NODE, gpu): gpu for gpu in adopted}
         self.told: set[str] = set()
         """Living guards that were sent a signal."""
-        self._asked: list[int] = []
+        self._asked: list[tuple[int, int]] = []
 
     def step(self) -> None:
         kind = self._draws.random()
         if kind < 0.25 and self.alive:
             self.exit(self._draws.choice(list(self.alive)))
         elif kind < 0.6 and self._asked:
-            gpu = self._asked.pop()
+            gpu, start = self._asked.pop()
             problem = self._draws.choice(("", "", "it does not answer"))
             self.feed(
-                DaemonChecked(gpu, problem, tuple(self._draws.sample((7, 8), self._draws.randint(0, 2))))
+                DaemonChecked(
+                    gpu, start, problem, tuple(self._draws.sample((7, 8), self._draws.randint(0, 2)))
+                )
             )
         else:
             self.wait(self._draws.choice((1.0, 100.0, 2_000.0, 15_000.0)))
@@ -80,8 +82,8 @@ class Run:
                 case StartDaemon(gpu):
                     assert guard_name(NODE, gpu) not in self.alive, "the former one has ended"
                     self.alive[guard_name(NODE, gpu)] = gpu
-                case CheckDaemon(gpu):
-                    self._asked.append(gpu)
+                case CheckDaemon(gpu, start):
+                    self._asked.append((gpu, start))
                 case Terminate(name) | Kill(name):
                     self.told.add(name)
                     if self._draws.random() < 0.5:

@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from deploy.ssh.on_host.system import Refused
 
 SOCKET_PATH_MAX = 107
 ON_A_NETWORK = (
@@ -41,6 +44,12 @@ class Place:
             len(os.fsencode(socket_path)) <= SOCKET_PATH_MAX and file_system(self.base) not in ON_A_NETWORK
         )
         self.run_dir = self.base / "run" if is_near else Path(f"/tmp/tenuto-{os.getuid()}-{self.host}")
+
+    def refuse_others_run_dir(self) -> None:
+        """Raises Refused where others may have put something into our run directory; one that is not there is nobody's."""
+        reason = not_ours(self.run_dir)
+        if reason:
+            raise Refused(f"{self.run_dir} {reason}: have it removed, or name another deploy.directory")
 
     def version(self, version: str) -> Path:
         """The folder of a virtual environment."""
@@ -96,6 +105,22 @@ class Place:
     def started_as(self, role_id: str) -> str:
         """The stamp of the script that a role's process was started by."""
         return read_text(self.run_dir / f"{role_id}.stamp").strip()
+
+
+def not_ours(path: Path) -> str:
+    """Why others may write in a directory; empty where they may not, or it is not there.
+
+    In /tmp anybody makes what is not there, also as a link to where only we may write.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return ""
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no directory"
+    if status.st_uid != os.getuid():
+        return f"belongs to user {status.st_uid}, not to {os.getuid()}, who deploys"
+    return "is one that others may write in" if status.st_mode & 0o022 else ""
 
 
 def living_pid(run_file: Mapping[str, Any]) -> int:

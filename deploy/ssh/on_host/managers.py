@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.ssh.on_host.folders import Place
-from deploy.ssh.on_host.system import Refused, quoted, run, say, until, write_whole
+from deploy.ssh.on_host.system import Refused, own_directory, quoted, run, say, until, write_whole
 
 STOP_LIMIT_S = 30
 ASK_LIMIT_S = 20
@@ -145,7 +146,7 @@ class Supervisor(Manager):
         self.units.mkdir(parents=True, exist_ok=True)
         write_whole(self.conf, supervisor_conf(self.place).encode(), 0o600)
         boot = self.base / "boot.sh"
-        write_whole(boot, f"#!/bin/sh\nexec {quoted(self._daemon())}\n".encode(), 0o700)
+        write_whole(boot, boot_script(self.place, self._daemon()).encode(), 0o700)
         if not self._is_alive():
             run(self._daemon(), ASK_LIMIT_S)
             until(self._is_alive, ASK_LIMIT_S, "supervisord did not come up")
@@ -213,6 +214,11 @@ def manager_of(place: Place) -> Manager:
     return Systemd(place) if is_systemd else Supervisor(place)
 
 
+def boot_script(place: Place, daemon: Sequence[str]) -> str:
+    """What cron starts with the host. supervisord makes no folder for its socket, and what was in /tmp may have gone with the last start."""
+    return f"#!/bin/sh\numask 077\n{own_directory(str(place.run_dir))}\nexec {quoted(daemon)}\n"
+
+
 def log_limit(place: Place, kilobytes: int = LOG_KILOBYTES_MAX, every_s: float = LOG_LOOK_EVERY_S) -> str:
     """A shell's program beside systemd, which appends to logs without an end: one that is too long is copied aside, over the last copy, and begins anew.
 
@@ -226,8 +232,10 @@ def log_limit(place: Place, kilobytes: int = LOG_KILOBYTES_MAX, every_s: float =
 def systemd_unit(place: Place, name: str, script: Path, machine: str, log: Path | None = None) -> str:
     """A unit of this user, for the one machine that has that id: where hosts share a home, the others find it and its link there too.
 
-    It is tried again for as long as it takes, as by supervisord.
+    It is tried again for as long as it takes, as by supervisord. An agent ends its workers and guards itself: those that may outlive it, or
+    have to end after it, do so where it crashes.
     """
+    mode = "process" if name.startswith("node-") else "mixed"
     command, output = (str(path).replace("%", "%%") for path in (script, log))
     said = f"StandardOutput=append:{output}\nStandardError=append:{output}\n" if log else ""
     return f"""[Unit]
@@ -239,7 +247,7 @@ StartLimitIntervalSec=0
 ExecStart="{command}"
 Restart=on-failure
 RestartSec=5
-KillMode=mixed
+KillMode={mode}
 TimeoutStopSec=20
 LimitNOFILE=infinity
 {said}

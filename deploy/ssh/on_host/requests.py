@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from deploy.ssh.on_host.folders import Place, living_pid, read_object
+from deploy.ssh.on_host.folders import Place, living_pid, not_ours, read_object
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
@@ -117,9 +117,11 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     for folder in (place.version(run["version"]), place.base / "configs" / run["config"]):
         if not (folder / COMPLETE).exists():  # nothing that serves ends for it
             raise Refused(f"{folder} is not there: another deploy has removed it meanwhile; run it again")
+    with contextlib.suppress(FileExistsError):
+        place.run_dir.mkdir(mode=0o700, parents=True)
+    place.refuse_others_run_dir()  # somebody may have made it just now
     for folder in ("roles", "logs"):
         (place.base / folder).mkdir(mode=0o700, exist_ok=True)
-    place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     manager.prepare()
     write_state(place, request["state"])
     write_whole(place.script(role_id), script.encode(), 0o700)
@@ -218,8 +220,8 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     folders = [place.run_dir, Path(runtime) / "tenuto", Path(f"/tmp/tenuto-{os.getuid()}")]
     given = os.environ.get("TENUTO_RUN_DIR")
     if given:
-        folders.insert(0, Path(given))
-    for folder in folders:
+        folders.insert(0, Path(given).resolve())
+    for folder in [one for one in folders if not not_ours(one)]:
         found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
         living = [one for one in found if "role_id" in one and living_pid(one)]
         if living:
@@ -305,6 +307,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     try:
         place = Place(request)
+        place.refuse_others_run_dir()
         does = DOES[request["do"]]
         if request["do"] in READS:
             answer = does(place, request)

@@ -73,6 +73,17 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
         raise
 
 
+def own_directory(path: str) -> str:
+    """A shell's command: make a directory, and end with a line to that effect where others may write in what is there.
+
+    In /tmp anybody makes what is not there, also as a link to where only we may write.
+    """
+    word = quoted([path])
+    ours = f"find {word} -prune -type d -user $(id -u) ! -perm -020 ! -perm -002"
+    refusal = f"echo {quoted([f'tenuto: {path} is no directory of this user, or others may write in it'])} >&2; exit 1"
+    return f'mkdir -p -m 700 {word}; [ -n "$({ours})" ] || {{ {refusal}; }}'
+
+
 def quoted(words: Sequence[str]) -> str:
     """As a shell's words."""
     return " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)

@@ -23,7 +23,7 @@ HEAD_INPUT: Final = "__head__"
 """Among the inputs of a model with heads, as its executor stacks them: the number of each row's head."""
 
 
-class JobPart(Struct, frozen=True):
+class JobPart(Struct, frozen=True, weakref=True):
     """What one frontend sent: the tensors of `count` requests, grouped by request. `heads`: which one each is for, where the model has any."""
 
     count: int

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -29,8 +30,16 @@ class Slot:
     copied: torch.cuda.Event | None
     batch_size: int = 0
     rejected: list[RejectedRow] = field(default_factory=list)
-    parts: Sequence[JobPart] = ()
-    """Of the batch that was put together ahead of its run; empty: free, or running."""
+    parts: Sequence[ref[JobPart]] = ()
+    """Of the batch that was put together ahead of its run; empty: free, or running.
+
+    A batch that was called back never runs, and its inputs may lie in the memory of a frontend that is gone: they are not held here.
+    """
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a batch waits here that may still run."""
+        return bool(self.parts) and all(part() is not None for part in self.parts)
 
     @property
     def batch(self) -> dict[str, Tensor]:
@@ -57,12 +66,12 @@ class InputSlots:
         with self._lock:
             slot = next(slot for slot in self._slots if slot is not self._running)
             self._fill(slot, rows, rejected)
-            slot.parts = parts
+            slot.parts = [ref(part) for part in parts]
 
     def staged(self, parts: Sequence[JobPart]) -> Slot | None:
         """The slot of a batch of these parts if they were staged; it runs from now on.
 
-        The very same tensors must have been: a batch's number may come again from a scheduler that restarted.
+        The very same parts must have been: a batch's number may come again from a scheduler that restarted.
         """
         with self._lock:
             for slot in self._slots:
@@ -76,7 +85,7 @@ class InputSlots:
     def take(self, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> Slot:
         """Put a batch together that nobody staged; one that was staged keeps its slot. It runs from now on."""
         with self._lock:
-            slot = min(self._slots, key=lambda slot: len(slot.parts))
+            slot = min(self._slots, key=lambda slot: slot.is_staged)
             self._fill(slot, rows, rejected)
             self._running = slot
             return slot
@@ -112,7 +121,5 @@ class InputSlots:
         return Slot(host, on_device, torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
-def _are_same(parts: Sequence[JobPart], others: Sequence[JobPart]) -> bool:
-    return len(parts) == len(others) and all(
-        part.tensors is other.tensors for part, other in zip(parts, others, strict=True)
-    )
+def _are_same(staged: Sequence[ref[JobPart]], parts: Sequence[JobPart]) -> bool:
+    return len(staged) == len(parts) and all(own() is part for own, part in zip(staged, parts, strict=True))

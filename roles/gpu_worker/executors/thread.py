@@ -248,12 +248,18 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         self._put(load)
 
     def _serve_ahead(self) -> None:
-        while not isinstance(job := self._ahead.get(), _Close):
-            if self._device is None:
-                continue
+        while self._stage_one(self._ahead.get()):
+            pass
+
+    def _stage_one(self, job: Job | _Close) -> bool:
+        """In a frame of its own, so that no batch's inputs are held while there is nothing to do."""
+        if isinstance(job, _Close):
+            return False
+        if self._device is not None:
             # Whatever is wrong with these inputs, their run will meet it and answer for it.
             with contextlib.suppress(Exception):  # top of process: the batch is none of this thread's to fail
                 self._device.stage(job)
+        return True
 
     def _do(self, work: _Work) -> list[ExecutorEvent]:
         try:

@@ -29,6 +29,7 @@ from roles.node_agent.events import (
     AgentAction,
     AgentLimits,
     CheckDaemon,
+    DaemonChecked,
     Kill,
     SharingPlan,
     StartDaemon,
@@ -104,6 +105,7 @@ class _Daemon:
     has_clients: bool = False
     was_asked_with_clients: bool = False
     reason: str = ""
+    starts: int = 0
 
 
 def guard_name(node_id: NodeId, gpu: int) -> str:
@@ -202,7 +204,7 @@ class Daemons:
             if daemon.check_at_ms is not None and daemon.check_at_ms <= now_ms:
                 daemon.check_at_ms = None
                 daemon.was_asked_with_clients = daemon.has_clients
-                self._actions.append(CheckDaemon(daemon.gpu))
+                self._actions.append(CheckDaemon(daemon.gpu, daemon.starts))
         return down
 
     def joined(self, gpu: int, now_ms: float) -> None:
@@ -214,9 +216,14 @@ class Daemons:
         if daemon.check_at_ms is not None:  # else an answer is on its way, of before
             daemon.check_at_ms = now_ms
 
-    def checked(self, gpu: int, problem: str, servers: Iterable[int], now_ms: float) -> bool:
-        """What the daemon said to our question; True when the GPU's state is another one now."""
-        daemon = self._all[gpu]
+    def checked(self, answer: DaemonChecked, now_ms: float) -> bool:
+        """What the daemon said to our question; True when the GPU's state is another one now.
+
+        A late answer of a former start says nothing: neither whether this one answers, nor which servers it has.
+        """
+        daemon, problem, servers = self._all[answer.gpu], answer.problem, answer.servers
+        if answer.start != daemon.starts:
+            return False
         if daemon.state is DaemonState.STARTING:
             if problem:
                 daemon.reason = problem
@@ -302,6 +309,7 @@ class Daemons:
 
     def _start(self, daemon: _Daemon, now_ms: float) -> None:
         self._step(daemon, DaemonTransition.START, now_ms)
+        daemon.starts += 1
         daemon.check_at_ms = now_ms + self._limits.daemon_look_ms
 
     def _step(self, daemon: _Daemon, step: DaemonTransition, now_ms: float) -> None:

@@ -137,15 +137,15 @@ class Sharing:
         command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
         processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
 
-    def check(self, gpu: int, blocking: BlockingCalls[Answer]) -> None:
+    def check(self, gpu: int, start: int, blocking: BlockingCalls[Answer]) -> None:
         """Ask for a sign of life."""
         control = self._control(gpu, self._options.answer_ms)
 
         def ask() -> DaemonChecked:
             try:
-                return DaemonChecked(gpu, "", tuple(control.servers()))
+                return DaemonChecked(gpu, start, "", tuple(control.servers()))
             except MpsError as error:
-                return DaemonChecked(gpu, str(error))
+                return DaemonChecked(gpu, start, str(error))
 
         blocking.run(ask)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import select
+import shutil
+import signal
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +21,7 @@ from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place
 from deploy.ssh.on_host.looking import COMPLETE
 from deploy.ssh.on_host.requests import alone, environment, remove, start, write_state
-from deploy.ssh.on_host.system import Refused
+from deploy.ssh.on_host.system import MARK, Refused
 
 ROLES = ("node-a", "frontend-0")
 
@@ -27,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     made = Place({"host": "a", "directory": ".t", "units": "systemd"})
     for folder in ("roles", "wheels", "versions", "configs"):
         (made.base / folder).mkdir(parents=True)
-    made.run_dir.mkdir()
+    made.run_dir.mkdir(mode=0o700)
     return made
 
 
@@ -146,3 +151,66 @@ def test_a_role_is_not_ended_for_a_folder_that_is_not_there(
     with pytest.raises(Refused, match="another deploy has removed it meanwhile"):
         start(place, request)
     assert place.script("node-a").read_text() == before
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another user's": (lambda path: path.mkdir(), "belongs to user"),
+    "a link": (lambda path: path.symlink_to("."), "no directory"),
+    "a file": (lambda path: path.touch(), "no directory"),
+    "everybody's": (lambda path: path.mkdir(), "others may write in"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("asked", requests.DOES)
+def test_nothing_is_asked_of_a_run_directory_that_others_may_write_in(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str, kind: str
+) -> None:
+    shutil.rmtree(place.run_dir)
+    make, reason = FOREIGN[kind]
+    make(place.run_dir)
+    before = sorted(place.base.rglob("*"))
+    if kind == "everybody's":
+        place.run_dir.chmod(0o777)
+    if kind == "another user's":
+        own = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    line = json.dumps({"do": asked, "host": "a", "directory": ".t", "units": "supervisor"}).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
+    requests.main()
+    told = json.loads(capsys.readouterr().out.removeprefix(MARK))
+    assert str(place.run_dir) in told["error"]
+    assert reason in told["error"]
+    assert sorted(path for path in place.base.rglob("*") if path.name != requests.LOCK) == before
+
+
+def test_a_run_directory_that_another_user_makes_meanwhile_is_refused_before_anything_is_in_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (place.version("1"), place.base / "configs/c1"):
+        folder.mkdir()
+        (folder / COMPLETE).touch()
+    shutil.rmtree(place.run_dir)
+    place.run_dir.symlink_to(".")
+    state = {"version": "1", "config": "c1", "before": {}, "addresses": {}, "roles": ["node-a"]}
+    request = {"role_id": "node-a", "script": "x", "stamp": "y", "state": state, "is_again": False}
+    with pytest.raises(Refused, match="no directory"):
+        start(place, request)
+    assert not place.script("node-a").exists()
+    assert not (place.base / "state.json").exists()
+
+
+def test_run_files_are_taken_only_from_directories_of_ours(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of `tenuto up`, too, is among the temporary files, where anybody makes what is not there."""
+    others = tmp_path / "runtime/tenuto"
+    others.mkdir(parents=True)
+    (others / "scheduler-0.json").write_text(json.dumps({"role_id": "scheduler-0", "pid": os.getpid()}))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(others.parent))
+    monkeypatch.delenv("TENUTO_RUN_DIR", raising=False)
+    assert [one["role_id"] for one in requests.run_files(place, {})["run_files"]] == ["scheduler-0"]
+    others.chmod(0o777)
+    assert requests.run_files(place, {})["run_files"] == []

@@ -9,7 +9,14 @@ import pytest
 
 from deploy.ssh.on_host import managers
 from deploy.ssh.on_host.folders import Place
-from deploy.ssh.on_host.managers import crontab, log_limit, supervisor_conf, supervisor_unit, systemd_unit
+from deploy.ssh.on_host.managers import (
+    boot_script,
+    crontab,
+    log_limit,
+    supervisor_conf,
+    supervisor_unit,
+    systemd_unit,
+)
 from deploy.ssh.on_host.system import until
 
 
@@ -49,8 +56,34 @@ StandardError=append:{base}/logs/frontend-0.log
 WantedBy=default.target
 """
     )
+    modes = {
+        name: [line for line in unit.splitlines() if line.startswith("KillMode=")]
+        for name in ("node-a", "scheduler-0", "frontend-0", "logs")
+        for unit in (systemd_unit(place, name, place.script(name), "0123456789abcdef0123456789abcdef"),)
+    }
+    assert modes == {
+        "node-a": [
+            "KillMode=process"
+        ],  # its workers may outlive it, and guards end their daemons when it is gone
+        "scheduler-0": ["KillMode=mixed"],
+        "frontend-0": ["KillMode=mixed"],
+        "logs": ["KillMode=mixed"],
+    }
     assert f'command="{base}/roles/frontend-0.sh"' in supervisor_unit(place, "frontend-0")
     assert f"serverurl=unix://{place.run_dir}/supervisor.sock" in supervisor_conf(place)
+
+
+def test_supervisord_begins_with_the_host_though_its_directory_has_gone_but_in_none_of_anothers(
+    place: Place,
+) -> None:
+    daemon = ["touch", str(place.run_dir / "supervisor.sock")]
+    assert subprocess.run(["sh", "-c", boot_script(place, daemon)], check=False).returncode == 0
+    assert (place.run_dir / "supervisor.sock").exists()
+    assert place.run_dir.stat().st_mode & 0o777 == 0o700
+    (place.run_dir / "supervisor.sock").unlink()
+    place.run_dir.chmod(0o777)
+    assert subprocess.run(["sh", "-c", boot_script(place, daemon)], check=False).returncode == 1
+    assert not (place.run_dir / "supervisor.sock").exists()
 
 
 def test_a_log_that_systemd_appends_to_does_not_grow_for_ever(place: Place) -> None:

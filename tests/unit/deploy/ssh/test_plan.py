@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,33 @@ def test_a_script_runs_in_a_shell_as_it_is_meant(tmp_path: Path) -> None:
     said = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=True).stdout
     assert said == f"{base}/configs/{name}|{base}/run|http://it's:1|node-agent cluster.json --node g2\n"
     assert (base / "run/node-g2.stamp").read_text() == f"{step.request['stamp']}\n"
+
+
+@pytest.mark.parametrize("kind", ["another user's", "a link", "everybody's"])
+def test_a_script_writes_nothing_in_a_run_directory_that_others_may_write_in(
+    tmp_path: Path, kind: str
+) -> None:
+    """Its directory may have gone, as what is temporary does, and another user have made it again."""
+    stage = Stage()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o700)
+    stage.changed("g2", run_dir=str(run_dir))
+    (step,) = [step for step in stage.plan().steps if step.host == "g2" and step.what == "start"]
+    if kind == "everybody's":
+        run_dir.chmod(0o777)
+    elif kind == "a link":
+        run_dir.rename(tmp_path / "elsewhere")
+        run_dir.symlink_to("elsewhere")
+    elif os.getuid() == 0:
+        os.chown(run_dir, 65_534, 65_534)
+    else:
+        pytest.skip("only root gives a directory to another user")
+    done = subprocess.run(
+        ["sh"], input=step.request["script"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode != 0
+    assert done.stderr.startswith(f"tenuto: {run_dir} ")
+    assert list(run_dir.iterdir()) == []
 
 
 def test_the_carried_configuration_says_where_everything_is_and_nothing_of_this_machine() -> None:

@@ -66,6 +66,7 @@ class Agent:
             AgentSelf(NodeId("a"), Incarnation("new"), pid=1, outlives=True), found, LIMITS
         )
         self.now_ms = 0.0
+        self.adopted = daemons
         self.done: list[AgentAction] = []
         self.feed(SchedulerFound(("ipc://s",)))
         self.until(0.0)
@@ -87,7 +88,8 @@ class Agent:
         return self.feed(Heard(SCHEDULER, DesiredSlices(1, specs)))
 
     def checked(self, gpu: int = 0, problem: str = "", *servers: int) -> list[AgentAction]:
-        return self.feed(DaemonChecked(gpu, problem, servers))
+        start = sum(action == StartDaemon(gpu) for action in self.done) + (gpu in self.adopted)
+        return self.feed(DaemonChecked(gpu, start, problem, servers))
 
     def up(self) -> None:
         self.checked(0)
@@ -129,7 +131,7 @@ def test_no_worker_starts_before_the_daemon_of_its_gpu_answers() -> None:
     ]
     assert spawned(agent.want(spec("x"), spec("y", gpu=1))) == []
     assert agent.state("x") == ("starting", "waits for the MPS daemon of gpu 0")
-    assert CheckDaemon(0) in agent.until(LIMITS.daemon_look_ms)
+    assert CheckDaemon(0, 1) in agent.until(LIMITS.daemon_look_ms)
     assert spawned(agent.checked(0, "no answer")) == []
     (start,) = spawned(agent.checked(0))
     assert (start.slices, start.is_mps) == ((spec("x"),), True)
@@ -160,7 +162,7 @@ def test_a_daemon_is_sick_after_three_unanswered_checks() -> None:
     agent.up()
     (worker,) = agent.serve(spec("x"))
     for _ in range(2):
-        assert CheckDaemon(0) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+        assert CheckDaemon(0, 1) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
         assert Kill("mps-a-0") not in agent.checked(0, "no answer")
         agent.checked(1)
     agent.until(agent.now_ms + LIMITS.daemon_check_ms)
@@ -194,7 +196,7 @@ def test_a_server_that_ended_before_anybody_had_seen_it_makes_its_daemon_sick_al
     agent = Agent()
     agent.up()
     (worker,) = agent.serve(spec("x"))
-    assert CheckDaemon(0) in agent.until(agent.now_ms), "its first client is a reason to ask at once"
+    assert CheckDaemon(0, 1) in agent.until(agent.now_ms), "its first client is a reason to ask at once"
     actions = agent.checked(0)
     assert Kill("mps-a-0") in actions
     assert Kill(worker, at_once=True) in actions
@@ -204,13 +206,13 @@ def test_a_server_that_ended_before_anybody_had_seen_it_makes_its_daemon_sick_al
 def test_an_answer_of_before_the_first_client_says_nothing_of_its_server() -> None:
     agent = Agent()
     agent.up()
-    assert CheckDaemon(0) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+    assert CheckDaemon(0, 1) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
     agent.serve(spec("x"))
-    assert CheckDaemon(0) not in agent.until(agent.now_ms), "one answer is on its way"
+    assert CheckDaemon(0, 1) not in agent.until(agent.now_ms), "one answer is on its way"
     assert Kill("mps-a-0") not in agent.checked(0)
-    assert CheckDaemon(0) in agent.until(agent.now_ms)
+    assert CheckDaemon(0, 1) in agent.until(agent.now_ms)
     assert Kill("mps-a-0") not in agent.checked(0, "", 500)
-    assert CheckDaemon(0) not in agent.until(agent.now_ms + LIMITS.daemon_check_ms - 1.0)
+    assert CheckDaemon(0, 1) not in agent.until(agent.now_ms + LIMITS.daemon_check_ms - 1.0)
 
 
 def test_a_new_daemon_knows_nothing_of_the_former_ones_clients() -> None:
@@ -461,3 +463,18 @@ def test_every_worker_that_said_hello_is_written_down() -> None:
     agent.up()
     (worker,) = agent.serve(spec("x"))
     assert Remember(Orphan(worker, 9, Incarnation("boot"), is_mps=True)) in agent.done
+
+
+@pytest.mark.parametrize("problem", ["", "no answer"])
+def test_a_late_answer_of_a_daemon_that_has_ended_says_nothing_of_the_next_one(problem: str) -> None:
+    agent = Agent()
+    agent.up()
+    agent.checked(0, "", 11)
+    assert CheckDaemon(0, 1) in agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+    agent.feed(ProcessExited("mps-a-0", -9, ""))
+    assert StartDaemon(0) in agent.until(agent.now_ms + LIMITS.restart.first_ms)
+    agent.want(spec("x"))
+    assert agent.feed(DaemonChecked(0, 1, problem, (11,))) == []
+    assert agent.sharing(0).mode == "starting"
+    assert len(spawned(agent.checked(0, "", 12))) == 1
+    assert agent.sharing(0) == GpuSharing(0, "mps")

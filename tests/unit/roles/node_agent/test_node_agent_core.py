@@ -36,6 +36,7 @@ from roles.node_agent.events import (
     AgentLimits,
     Kill,
     Spawn,
+    StrangerGreeted,
     Terminate,
     WorkerUntold,
 )
@@ -1033,3 +1034,29 @@ def test_a_worker_that_has_ended_is_told_nothing() -> None:
     agent.feed(WorkerUntold(peer(started.worker_id)))
     agent.exit(started.worker_id)
     assert not [one for _, one in sent(agent.until(agent.now_ms + TELL_AGAIN_MS)) if isinstance(one, Host)]
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_slice_that_is_wanted_otherwise_while_its_shared_process_dies_starts_when_that_has_ended(
+    left: int,
+) -> None:
+    host = Agent("emulated")
+    names = [f"s{number}" for number in range(left + 1)]
+    (started,) = host.serve(*(spec(name, "emulated") for name in names))
+    host.silent.add(peer(started.worker_id))
+    host.until(host.now_ms + LIMITS.silence_ms * 2)
+    changed = [spec(name, "emulated", share=50.0) for name in names[left:]]
+    assert spawns(host.want(*(spec(name, "emulated") for name in names[:left]), *changed)) == []
+    ended = spawns(host.exit(started.worker_id))
+    assert [action.slices for action in ended] == [tuple(changed)]
+    later = spawns(host.until(host.now_ms + 1_000.0))
+    assert [slice_.slice_id for action in later for slice_ in action.slices] == names[:left]
+
+
+def test_another_process_under_a_workers_name_is_sent_away_and_the_worker_is_greeted() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(spec("x")))
+    stranger = PeerId(f"{started.worker_id}/former")
+    assert host.feed(StrangerGreeted(stranger)) == [Send(stranger, Stop(0.0))]
+    assert [one for one, _ in sent(host.greet(started.worker_id))] == [peer(started.worker_id)]
+    assert host.feed(StrangerGreeted(peer(started.worker_id))) == [], "it is ours, whatever it calls itself"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,6 +23,7 @@ from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
+from tests.integration.proc import until
 from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
 from tests.worker_builders import MODEL, SLICE
 
@@ -328,6 +331,44 @@ def test_what_is_behind_a_batch_is_staged_while_that_runs_and_nonsense_is_surviv
         assert last.began_at_ms >= first.began_at_ms + first.exec_ms
     finally:
         executor.close()
+
+
+def test_nothing_of_a_batch_is_held_when_it_has_run_or_was_called_back() -> None:
+    """Its inputs may lie in the memory of a frontend that is gone."""
+    device = Held()
+    executor = ThreadExecutor(lambda: device, CLOCK.now_ms)
+    parts = {number: part(number) for number in (1, 2, 3)}
+    inputs = [weakref.ref(tensor.array) for one in parts.values() for tensor in one.tensors]
+    try:
+        executor.load(user_slice())
+        assert isinstance(wait_for(executor)[0], Loaded)
+        for number in (1, 2, 3):  # the third one has the device go on when it is staged
+            executor.run(Job(SLICE, BatchId(number), MODEL, [parts.pop(number)]), 0.0)
+            assert device.began.wait(60)
+            if number == 2:
+                executor.recall(SLICE, BatchId(2), 0.0)
+        events = wait_for(executor, 3)
+        assert sorted(type(one).__name__ for one in events) == ["JobRan", "JobRan", "RunAborted"]
+        del events
+        until(lambda: gc.collect() >= 0 and not any(one() is not None for one in inputs), what="their end")
+    finally:
+        executor.close()
+
+
+def test_a_batch_that_is_staged_too_late_or_never_runs_holds_no_slot_and_no_input() -> None:
+    model = hosted()
+    late, never = part(1), part(2)
+    inputs = [weakref.ref(one.tensors[0].array) for one in (late, never)]
+    assert totals(model, late) == [3]
+    model.stage([late])
+    model.stage([never])
+    del late, never
+    assert [one() for one in inputs] == [None, None]
+    next_one, other = part(3), part(4)
+    model.stage([next_one])
+    assert totals(model, other) == [12]
+    assert totals(model, next_one) == [9]
+    assert model.slots.staged_ahead == 1
 
 
 def test_warming_up_finds_outputs_that_are_not_finite() -> None:
