@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.ssh.on_host.system import Refused
+
 SOCKET_PATH_MAX = 107
 ON_A_NETWORK = (
     "nfs",
@@ -34,6 +36,8 @@ class Place:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.host = str(request["host"])
+        if self.host in ("", ".", "..") or "/" in self.host:  # `remove` empties `base`, which must be ours alone
+            raise Refused(f"{self.host!r} can be no host's name")
         self.units = str(request["units"])
         self.base = Path.home() / Path(request["directory"]).expanduser() / self.host
         socket_path = self.base / "run" / f"worker-{self.host}-9999.sock"
