@@ -70,8 +70,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML quotes what YAML 1.1 takes for something else. Kubernetes' reader takes 1e4 and y for that, too; nothing more that begins with two letters.
-    style = "|" if "\n" in text else None if text[:2].isalpha() and len(text) > 1 else "'"
+    # PyYAML quotes what YAML 1.1 takes for something else. Kubernetes' reader takes 1e4 and y for that, too; nothing longer that begins with a letter.
+    style = "|" if "\n" in text else None if text[:1].isalpha() and len(text) > 1 else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
