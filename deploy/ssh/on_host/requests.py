@@ -193,7 +193,10 @@ def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """Lines of logs with their moments, as they come where they are followed."""
     since_ms, role = request["since_ms"], request["role"]
-    readers = {path.stem: LogReader(path) for path in sorted((place.base / "logs").glob("*.log"))}
+    readers = {
+        path.stem: LogReader(path, [path.with_name(f"{path.name}.{number}") for number in (1, 2)])
+        for path in sorted((place.base / "logs").glob("*.log"))
+    }
     readers = {one: reader for one, reader in readers.items() if not role or one == role}
     while True:
         for role_id, reader in readers.items():
