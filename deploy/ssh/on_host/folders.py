@@ -102,6 +102,19 @@ class Place:
         return read_text(self.run_dir / f"{role_id}.stamp").strip()
 
 
+def places_here() -> list[Place]:
+    """Of the clusters of which a process of this user runs on this host: whatever their folders' names are, and whoever else has folders here."""
+    bases = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            folder = (entry / "cwd").readlink()
+            if folder.parent.name == "configs" and (folder / "cluster.json").is_file():
+                bases.add(folder.parent.parent)
+    return [
+        Place({"host": base.name, "directory": str(base.parent), "units": "auto"}) for base in sorted(bases)
+    ]
+
+
 def living_pid(run_file: Mapping[str, Any]) -> int:
     """Of the process that a run file names, which serves; 0 where it does not live, or there is no run file."""
     pid, started_at = run_file.get("pid"), run_file.get("started_at")
