@@ -79,7 +79,9 @@ class PageServer:
         self._server = SmallHttpServer(
             address, self._answer, "page", "the page cannot be served", CONNECTIONS_MAX
         )
-        self._own |= {_host_of(self._server.address)}  # as `url` says it, which may be another way than the file's
+        self._own |= {
+            _host_of(self._server.address)
+        }  # as `url` says it, which may be another way than the file's
 
     @property
     def url(self) -> str:

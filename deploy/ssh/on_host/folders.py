@@ -36,7 +36,9 @@ class Place:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.host = str(request["host"])
-        if self.host in ("", ".", "..") or "/" in self.host:  # `remove` empties `base`, which must be ours alone
+        if (
+            self.host in ("", ".", "..") or "/" in self.host
+        ):  # `remove` empties `base`, which must be ours alone
             raise Refused(f"{self.host!r} can be no host's name")
         self.units = str(request["units"])
         self.base = Path.home() / Path(request["directory"]).expanduser() / self.host

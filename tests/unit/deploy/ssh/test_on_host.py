@@ -75,9 +75,7 @@ def test_a_file_that_is_not_what_was_said_leaves_nothing(
     assert list((place.base / "wheels").iterdir()) == []
 
 
-def test_lines_from_before_a_rotation_are_told_too(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_from_before_a_rotation_are_told_too(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     (place.base / "logs").mkdir(parents=True)
     for name, second in (("log.2", 1), ("log.1", 2), ("log", 3)):
         (place.base / f"logs/frontend-0.{name}").write_text(f"2026-11-23 04:03:0{second},000 {second}\n")

@@ -34,7 +34,15 @@ def test_the_page_answers_under_the_name_it_was_given_and_the_address_it_prints(
     with closing(server):
         netloc = urlsplit(server.url).netloc
         _, _, port = netloc.rpartition(":")
-        for name in (host, host.lower(), host.upper(), f"{host}:{port}", netloc, "localhost", f"[::1]:{port}"):
+        for name in (
+            host,
+            host.lower(),
+            host.upper(),
+            f"{host}:{port}",
+            netloc,
+            "localhost",
+            f"[::1]:{port}",
+        ):
             assert status_under(name, netloc) == 200, name
         for name in ("evil.example", f"evil.example:{port}", "127.0.0.3", ""):
             assert status_under(name, netloc) == 421, name
