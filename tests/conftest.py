@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -64,6 +66,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.write_sep("=", f"RERUN {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder of the test's own, with a name so short that paths of sockets in it keep to their 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="t-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from fabric.clock import WallClock
 from fabric.errors import FabricError, PeerLost
 from fabric.policy_options import suggestion
 from roles.cli.options import chosen_run_dir, remark, run_dir_flag
-from roles.runtime.run_directory import LOG_FILE, is_claimed
+from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE, is_claimed
 from roles.runtime.running_cluster import processes_in
 
 FOLLOW_EVERY_S: Final = 0.2
@@ -67,7 +67,7 @@ def _require_role(role: str, run_dir: Path) -> None:
 
 def _lines(run_dir: Path, *, is_followed: bool) -> Iterator[tuple[float, str, str]]:
     """When, who and what. A line without a name, as of a traceback, is of who spoke before."""
-    reader = LogReader(run_dir / LOG_FILE)
+    reader = LogReader(run_dir / LOG_FILE, [run_dir / OLD_LOG_FILE])
     who = _SUPERVISOR
     while True:
         is_over = not is_followed or not is_claimed(run_dir)

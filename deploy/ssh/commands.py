@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from rich.table import Table
@@ -24,6 +24,9 @@ from roles.cli.json_output import echo_json
 from roles.cli.options import file_argument, json_option
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import EXIT_UNREACHABLE
+
+NOTHING_TO_CHANGE: Final = "nothing to do: all hosts are as the file says"
+NOTHING_THERE: Final = "nothing to do: there is nothing of it on any host"
 
 
 @click.group(cls=WholeHelpGroup)
@@ -116,22 +119,22 @@ def down(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  clic
     deployment = Deployment.of(file)
     found = deployment.plan_down()
     if is_dry:
-        _tell(found, as_json=as_json)
+        _tell(found, as_json=as_json, nothing=NOTHING_THERE)
     result = deployment.tear_down(found, _speaker(found))
     if as_json:
         echo_json(_done(found, result))
     if not found.steps and not found.problems:
-        click.echo("nothing to do: there is nothing of it on any host", err=True)
+        click.echo(NOTHING_THERE, err=True)
     code = exit_code_of(found)
     sys.exit(code if code == EXIT_UNREACHABLE else result.exit_code)
 
 
-def _tell(found: Plan, *, as_json: bool) -> NoReturn:
-    """Say it, and exit."""
+def _tell(found: Plan, *, as_json: bool, nothing: str = NOTHING_TO_CHANGE) -> NoReturn:
+    """Say it, and exit. `nothing`: what a plan without steps means."""
     if as_json:
         echo_json(plain_plan(found))
     else:
-        print_plan(found)
+        print_plan(found, nothing)
     sys.exit(exit_code_of(found))
 
 
@@ -156,7 +159,7 @@ def _change(
         error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError
         raise error(f"the cluster is not up: {reason or '; '.join(result.problems)}")
     if not result.done and not result.failed:
-        click.echo("nothing to do: all hosts are as the file says", err=True)
+        click.echo(NOTHING_TO_CHANGE, err=True)
     sys.exit(result.exit_code)
 
 
@@ -196,7 +199,7 @@ def plain_plan(found: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(found: Plan) -> None:
+def print_plan(found: Plan, nothing: str) -> None:
     """For people."""
     console = plain_console()
     table = Table("", "host", "step", "what")
@@ -211,7 +214,7 @@ def print_plan(found: Plan) -> None:
                     f"{word}: {host} {line}" if word == "problem" else f"{word}: {host}: {line}", err=True
                 )
     if not found.steps and not found.problems:
-        click.echo("nothing to do: all hosts are as the file says", err=True)
+        click.echo(nothing, err=True)
     elif found.steps:
         hosts = len({step.host for step in found.steps})
         click.echo(f"{counted(len(found.steps), 'step')} on {counted(hosts, 'host')}", err=True)

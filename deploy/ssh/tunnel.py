@@ -74,7 +74,10 @@ class _Forward:
 def tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
     """A run directory here that stands for the one there. Raises PeerLost where there is none, or no way to it."""
     connection = HostConnection(host, DeployConfig())
-    told = connection.ask({"do": "run_files"})
+    name = (
+        host.removeprefix("ssh://").rpartition("@")[2].strip("/")
+    )  # as ssh takes it; the file may have another one
+    told = connection.ask({"do": "run_files", "host": name})
     with _ending_in_order(), _folder() as folder:
         has_tcp = key_file is not None and bool(told["cluster"])
         forwards = _addresses_of(told["cluster"]) if has_tcp else _sockets_of(told["run_files"], folder)

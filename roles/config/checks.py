@@ -25,7 +25,8 @@ _ENDPOINTS = {"tcp": "tcp://127.0.0.1:8000", "ipc": "ipc:///run/tenuto/clients"}
 _COMPLAINT = re.compile(r"(.*?)(?: - at `(key` in `)?\$([^`]*)`)?", re.DOTALL)
 """A decoder's words: what is wrong, whether it is a key, and where."""
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+"""Names are parts of paths, so `.` and `..` are none: a host's folder would be the one above it."""
 
 
 # No user means more; what is larger is a slip of the pen, and would end in an overflow far from the file.
@@ -73,9 +74,12 @@ def one_of(
 
 
 def name_like(value: str, where: str) -> str:
-    """The name, or ConfigError where it has other characters than letters, digits, dot, underscore, dash."""
+    """The name, or ConfigError where it has other characters than letters, digits, dot, underscore, dash, or is `.` or `..`."""
     if not _NAME.fullmatch(value):
-        raise ConfigError(f"{where}: is {shown(value)}; it must be 1 to 128 letters, digits, '.', '_' or '-'")
+        dots = ", and not this" if value in (".", "..") else ""
+        raise ConfigError(
+            f"{where}: is {shown(value)}; it must be 1 to 128 letters, digits, '.', '_' or '-'{dots}"
+        )
     return value
 
 

@@ -51,7 +51,7 @@ def read_value(text: str, where: str) -> Any:
 
 
 def as_yaml(value: Any) -> str:
-    """Plain values as YAML that a person likes to read: in the order of their keys, text of several lines as such."""
+    """Plain values as YAML that a person likes to read, and every reader alike: in the order of their keys, text of several lines as such."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110)
 
 
@@ -70,7 +70,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    # PyYAML quotes what YAML 1.1 takes for something else. Kubernetes' reader takes 1e4 and y for that, too; nothing longer that begins with a letter.
+    style = "|" if "\n" in text else None if text[:1].isalpha() and len(text) > 1 else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)

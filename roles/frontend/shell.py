@@ -72,12 +72,19 @@ from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import CLOSED, LinkSource, SendingSource, Source, TranslatedSource
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.common import about_process, about_role, other_events, page_server
-from roles.runtime.metrics.snapshot import Measured, SnapshotAsked
+from roles.runtime.metrics.snapshot import SnapshotAsked
 from roles.runtime.payloads import Payloads
 from roles.runtime.process import RunFile, StopSignal, log, log_offences, remove_run_file, write_run_file
 from roles.runtime.process_events import StopAsked
 
-_SHOWN = frozenset({"pending", "pending_bytes", "is_ready"})
+_LEVELS = {
+    "pending": catalog.PENDING,
+    "pending_bytes": catalog.PENDING_BYTES,
+    "is_ready": catalog.FRONTEND_READY,
+    "shards_linked": catalog.SHARDS_LINKED,
+    "tasks_pending": catalog.TASKS_PENDING,
+}
+"""Of its counters, those that fall again."""
 _COUNTED = ("answers_unsendable", "answers_dropped", "scheduler_full")
 _CLIENT_QUEUE_MAX = 4_096  # answers for one client that does not read; what is over is dropped and counted
 
@@ -358,10 +365,7 @@ class FrontendShell:
                 about_role("frontend"),
                 *process,
                 *core.recorder.measured(core.margins_ms),
-                Measured(catalog.PENDING, (), counters["pending"]),
-                Measured(catalog.PENDING_BYTES, (), counters["pending_bytes"]),
-                Measured(catalog.FRONTEND_READY, (), counters["is_ready"]),
-                *other_events(counters, _SHOWN),
+                *other_events(counters, _LEVELS),
             ]
         )
 

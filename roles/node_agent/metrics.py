@@ -39,7 +39,7 @@ def measured_agent(status: StatusListed, stats: DriverStats) -> list[Measured]:
             for worker_id in sorted(workers)[:WORKERS_MAX]
             for one in _worker(worker_id, workers[worker_id])
         ),
-        *other_events(own),
+        *other_events(own, {"is_ready": catalog.AGENT_READY}),
     ]
 
 

@@ -108,10 +108,12 @@ def _burns(config: ClusterConfig, allowance: float) -> Iterator[dict[str, Any]]:
 def _cluster(config: ClusterConfig) -> Iterator[dict[str, Any]]:
     yield _alert(
         "TenutoNoActiveScheduler",
-        f"sum({catalog.ACTIVE.name}) < 1 or absent({catalog.ACTIVE.name})",
+        f"sum({catalog.ACTIVE.name}) < {config.shards} or absent({catalog.ACTIVE.name})",
         "10s",
         "page",
-        "no scheduler is active, so no request is served",
+        "no scheduler is active, so no request is served"
+        if config.shards == 1
+        else f"of {config.shards} shards one has no active scheduler, so no request for its models is served",
     )
     yield _alert(
         "TenutoRoleStuck",
@@ -136,7 +138,7 @@ def _cluster(config: ClusterConfig) -> Iterator[dict[str, Any]]:
     )
     yield _alert(
         "TenutoTooFewGpus",
-        f"max({catalog.GPUS_ADVISED.name}) > max({catalog.GPUS.name})",
+        f"max({catalog.GPUS_ADVISED.name} > {catalog.GPUS.name})",  # of each shard: no other's GPUs help it
         "10m",
         "ticket",
         "the load asks for {{ $value }} GPUs, more than there are",
@@ -162,10 +164,11 @@ def _cluster(config: ClusterConfig) -> Iterator[dict[str, Any]]:
         "ticket",
         "the plan changes, and its moves fail: see tenuto status",
     )
-    if config.schedulers > 1:
+    standbys = config.schedulers - config.shards
+    if standbys > 0:
         yield _alert(
             "TenutoStandbyMissing",
-            f"max({catalog.STANDBYS.name} and {catalog.ACTIVE.name} == 1) < {config.schedulers - 1}",
+            f"sum({catalog.STANDBYS.name} and {catalog.ACTIVE.name} == 1) < {standbys}",
             "1m",
             "ticket",
             "a scheduler that should stand by is not there",

@@ -109,7 +109,7 @@ def _overview() -> Sequence[Panel]:
         Panel(
             "GPUs advised, of those there are",
             "short",
-            ((f"max({catalog.GPUS_ADVISED.name})", "advised"), (f"max({catalog.GPUS.name})", "there are")),
+            ((f"sum({catalog.GPUS_ADVISED.name})", "advised"), (f"sum({catalog.GPUS.name})", "there are")),
         ),
     )
 
@@ -250,7 +250,10 @@ def _plan() -> Sequence[Panel]:
         Panel(
             "epoch and standbys",
             "none",
-            ((f"max({catalog.EPOCH.name})", "epoch"), (f"max({catalog.STANDBYS.name})", "standbys")),
+            (
+                (catalog.EPOCH.name, "{{role_id}} epoch"),
+                (f"{catalog.STANDBYS.name} and {catalog.ACTIVE.name} == 1", "{{role_id}} standbys"),
+            ),
             width=6,
         ),
         Panel(

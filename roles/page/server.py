@@ -75,10 +75,13 @@ class PageServer:
         self._on_read = on_read
         self._clock = clock
         self._files = files()
-        self._own = frozenset({address.rpartition(":")[0]}) | LOOPBACK
+        self._own = frozenset({_host_of(address)}) | LOOPBACK
         self._server = SmallHttpServer(
             address, self._answer, "page", "the page cannot be served", CONNECTIONS_MAX
         )
+        self._own |= {
+            _host_of(self._server.address)
+        }  # as `url` says it, which may be another way than the file's
 
     @property
     def url(self) -> str:
@@ -90,9 +93,7 @@ class PageServer:
         self._server.close()
 
     async def _answer(self, asked: Asked) -> Answered:
-        host = asked.headers.get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name.lower() not in self._own:
+        if _host_of(asked.headers.get("host", "")) not in self._own:
             return _plain(HTTPStatus.MISDIRECTED_REQUEST, "this page is not of that host")
         if asked.path in self._files:
             body, content_type = self._files[asked.path]
@@ -128,6 +129,11 @@ class PageServer:
             return _plain(HTTPStatus.NOT_FOUND, "that question is not known any more")
         self._on_read()
         return Answered(HTTPStatus.OK, answer or b'{"is_waiting": true}', JSON, _SAFE)
+
+
+def _host_of(address: str) -> str:
+    """Without its port, if it has one; names are the same in capitals."""
+    return (address if address.endswith("]") else address.rpartition(":")[0] or address).lower()
 
 
 def _after(query: str, key: str = "after") -> int:

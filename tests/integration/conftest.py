@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +11,9 @@ from fabric.sockets.local_streams import SWITCH, are_allowed
 
 
 @pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """A folder of the test's own, with a name so short that paths of sockets in it keep to their 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="t-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def tmp_path(short_path: Path) -> Path:
+    """Every folder of a test with processes has a short name."""
+    return short_path
 
 
 @pytest.fixture(params=["local streams", "zeromq alone"])

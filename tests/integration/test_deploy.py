@@ -287,7 +287,8 @@ def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(op
         assert operator.hosts[name].run("ls -A /root").stdout.split() in ([b".ssh"], [])
     code, _, err = operator.tenuto("deploy", "down", file)
     assert code == 0
-    assert "nothing to do" in err
+    assert "nothing to do: there is nothing of it on any host" in err
+    assert operator.tenuto("deploy", "down", file, "--dry-run") == (0, "", err)
     code, out, _ = operator.tenuto("deploy", "status", file, "--json")
     assert code == 6
     assert json.loads(out)["cluster"] is None

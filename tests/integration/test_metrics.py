@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fabric.client import BlockingClient
-from fabric.errors import ConfigError, RequestError
-from roles.benchmark.temporary_cluster import temporary_cluster
+from fabric.errors import ConfigError, FabricError, RequestError
+from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.runtime import small_http
 from roles.runtime.metrics import catalog, server
 from roles.runtime.metrics.catalog import METRICS
@@ -43,6 +47,7 @@ ONCE_THERE = {  # a metric without a time series until something happens
     catalog.DROPS.name,
     catalog.SLICE_SLOWDOWN.name,
     catalog.PLANNED_RATE.name,
+    catalog.TASKS_PENDING.name,  # with applications
 } | SENSORS - {catalog.GPU_MEMORY_TOTAL.name}
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -125,6 +130,65 @@ def test_every_role_shows_its_metrics_and_they_add_up(tmp_path: Path) -> None:
         assert total(node, catalog.WORKERS.name) == 1
         assert total(node, catalog.WORKER_CPU.name) > 0
         assert total(node, catalog.WORKER_EVENTS.name, event="requests_ran") == 20
+
+
+APPLICATION = """
+applications:
+ - {name: both, slo_ms: 8000, stages: {one: {model: fast}, two: {model: slow, after: one}}}
+"""
+
+
+def counted(cluster: TemporaryCluster) -> dict[tuple[Any, ...], float]:
+    """All counters of all processes that have a page, each process by itself."""
+    return {
+        (process.role_id, process.pid, sample.name, *sorted(sample.labels.items())): sample.value
+        for process in processes_in(cluster.run_dir)
+        if "metrics" in process.addresses
+        for family in text_string_to_metric_families(get(process.addresses["metrics"][0])[1].decode())
+        if family.type == "counter"
+        for sample in family.samples
+    }
+
+
+def test_what_is_shown_as_a_counter_never_falls_whatever_ends_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER + APPLICATION, encoding="utf-8")
+    with temporary_cluster(path) as cluster:
+
+        def serves() -> bool:
+            try:
+                with BlockingClient(cluster.endpoints["client"]) as client:
+                    client.infer("both", {"input": np.zeros(4, np.float32)})
+            except FabricError:
+                return False
+            return True
+
+        looks = []
+        with contextlib.ExitStack() as opened:
+            addresses = cluster.endpoints["client"]
+            clients = [opened.enter_context(BlockingClient([one])) for one in addresses for _ in range(3)]
+            inputs = {"input": np.zeros(4, np.float32)}
+            many = [client.submit("both", inputs) for client in clients for _ in range(20)]
+            looks.append(counted(cluster))
+            for one in many:
+                one.result()
+            looks.append(counted(cluster))
+        for role_id in ("frontend-1", "scheduler-0"):
+            (lost,) = (one for one in processes_in(cluster.run_dir) if one.role_id == role_id)
+            os.kill(lost.pid, signal.SIGKILL)
+            until(serves, 60_000.0)
+            looks.append(counted(cluster))
+        fallen = {
+            name: (before[name], after[name])
+            for before, after in pairwise(looks)
+            for name in before.keys() & after.keys()
+            if after[name] < before[name]
+        }
+        # A new connection counts from zero, which Prometheus takes for what it is.
+        assert {
+            name for name in fallen if not dict(name[3:]).get("event", "").startswith("scheduler_")
+        } == set()
+        assert len(looks[0].keys() & looks[-1].keys()) > 100
 
 
 # ---------------------------------------------------------------- the server alone

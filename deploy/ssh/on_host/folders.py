@@ -37,6 +37,10 @@ class Place:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.host = str(request["host"])
+        if (
+            self.host in ("", ".", "..") or "/" in self.host
+        ):  # `remove` empties `base`, which must be ours alone
+            raise Refused(f"{self.host!r} can be no host's name")
         self.units = str(request["units"])
         self.base = Path.home() / Path(request["directory"]).expanduser() / self.host
         socket_path = self.base / "run" / f"worker-{self.host}-9999.sock"
@@ -121,6 +125,19 @@ def not_ours(path: Path) -> str:
     if status.st_uid != os.getuid():
         return f"belongs to user {status.st_uid}, not to {os.getuid()}, who deploys"
     return "is one that others may write in" if status.st_mode & 0o022 else ""
+
+
+def places_here() -> list[Place]:
+    """Of the clusters of which a process of this user runs on this host: whatever their folders' names are, and whoever else has folders here."""
+    bases = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            folder = (entry / "cwd").readlink()
+            if folder.parent.name == "configs" and (folder / "cluster.json").is_file():
+                bases.add(folder.parent.parent)
+    return [
+        Place({"host": base.name, "directory": str(base.parent), "units": "auto"}) for base in sorted(bases)
+    ]
 
 
 def living_pid(run_file: Mapping[str, Any]) -> int:

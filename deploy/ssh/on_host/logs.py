@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FIRST_BYTES_MAX = 4 << 20
-"""Of a log that was never read: no more than its end."""
+"""Of a log that was never read, with what it said before it began anew: no more than its end."""
 TURN_BYTES_MAX = 1 << 20
 _MOMENT = re.compile(
     r"((?:19[7-9]|2[0-9][0-9])[0-9]-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}),([0-9]{3}) "
@@ -16,23 +16,31 @@ _MOMENT = re.compile(
 
 
 class LogReader:
-    """One role's log, followed over its rotation. A line without a moment has that of the line before, but at the end of the file its last change."""
+    """One role's log, followed over its rotation. A line without a moment has that of the line before, but at the end of the file its last change.
 
-    def __init__(self, path: Path) -> None:
+    `older`: where its lines are that were there before it began anew, the newest file first.
+    """
+
+    def __init__(self, path: Path, older: Sequence[Path] = (), bytes_max: int = FIRST_BYTES_MAX) -> None:
         self._path = path
+        self._older = older
+        self._bytes_max = bytes_max
         self._inode = 0
         self._offset = 0
         self._at_ms = 0.0
 
     def read(self) -> Iterator[tuple[float, str]]:
         """What has come since the last time: whole lines, with milliseconds since 1970."""
+        older, self._older = self._older, ()
+        if older:
+            yield from self._read_older(older)
         try:
             with self._path.open("rb") as file:
                 found = self._path.stat()
                 if found.st_ino != self._inode or found.st_size < self._offset:
                     is_first = self._inode == 0
                     self._inode = found.st_ino
-                    self._offset = max(0, found.st_size - FIRST_BYTES_MAX) if is_first else 0
+                    self._offset = max(0, found.st_size - self._bytes_max) if is_first else 0
                 file.seek(self._offset)
                 while chunk := file.read(TURN_BYTES_MAX):
                     end = chunk.rfind(b"\n") + 1
@@ -48,6 +56,17 @@ class LogReader:
         except OSError:
             return
 
+    def _read_older(self, older: Sequence[Path]) -> Iterator[tuple[float, str]]:
+        readers: list[LogReader] = []
+        left = self._bytes_max - _size(self._path)
+        for path in older:
+            if left > 0:
+                readers.append(LogReader(path, bytes_max=left))
+            left -= _size(path)
+        for reader in reversed(readers):
+            for self._at_ms, line in reader.read():
+                yield self._at_ms, line
+
     def _completed(
         self, lines: list[tuple[float | None, str]], changed_at_ms: float
     ) -> Iterator[tuple[float, str]]:
@@ -61,6 +80,13 @@ class LogReader:
             elif at > ends:
                 self._at_ms = max(self._at_ms, changed_at_ms)
             yield self._at_ms, line
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _timed(line: str) -> tuple[float | None, str]:

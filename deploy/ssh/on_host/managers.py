@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.ssh.on_host.folders import Place
-from deploy.ssh.on_host.system import Refused, own_directory, quoted, run, say, until, write_whole
+from deploy.ssh.on_host.folders import Place, read_text
+from deploy.ssh.on_host.system import (
+    Refused,
+    own_directory,
+    quoted,
+    run,
+    say,
+    sha256,
+    until,
+    write_whole,
+)
 
 STOP_LIMIT_S = 30
 ASK_LIMIT_S = 20
@@ -63,9 +73,16 @@ class Manager(ABC):
 
 
 class Systemd(Manager):
-    """Units of this user. They outlive the session where lingering is on, and start again with the host."""
+    """Units of this user. They outlive the session where lingering is on, and start again with the host.
+
+    A unit is the cluster's whose script it starts, whatever its name is: the user may have several clusters on this host.
+    """
 
     folder = Path.home() / ".config/systemd/user"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._limit = place.base / LOG_LIMIT
 
     def prepare(self) -> None:
         if not self._is_lingering():
@@ -75,9 +92,9 @@ class Systemd(Manager):
             raise Refused(
                 "roles would end with the ssh session: run `sudo loginctl enable-linger $USER` on it once"
             )
-        limit, unit = self.place.base / LOG_LIMIT, self._logs_unit
-        write_whole(limit, log_limit(self.place).encode(), 0o700)
-        self._put(unit, systemd_unit(self.place, "logs", limit, machine_id()))
+        write_whole(self._limit, log_limit(self.place).encode(), 0o700)
+        unit = self._unit_of(self._limit)
+        self._put(unit, systemd_unit(self.place, "logs", self._limit, machine_id()))
         systemctl("enable", "--now", unit)
 
     def write(self, role_id: str) -> None:
@@ -92,8 +109,7 @@ class Systemd(Manager):
         }
 
     def known(self) -> set[str]:
-        prefix, suffix = f"tenuto-{self.place.host}.", ".service"
-        return {path.name[len(prefix) : -len(suffix)] for path in self.folder.glob(f"{prefix}*{suffix}")}
+        return {script.stem for script in self._units() if script == self.place.script(script.stem)}
 
     def has_failed(self, role_id: str) -> bool:
         state = systemctl("show", "--property=SubState", "--value", self._unit(role_id), check=False).strip()
@@ -107,8 +123,18 @@ class Systemd(Manager):
         self._take_away(self._unit(role_id))
 
     def remove(self) -> None:
-        self._take_away(self._logs_unit)
-        if (self.place.base / "lingering").exists():
+        self._take_away(self._unit_of(self._limit))
+        if not (self.place.base / "lingering").exists():
+            return
+        here = f"ConditionHost={machine_id()}\n"
+        others = [
+            script.parent
+            for script, unit in self._units().items()
+            if script.name == LOG_LIMIT and here in read_text(self.folder / unit) and script.parent.is_dir()
+        ]
+        if others:
+            (others[0] / "lingering").touch()  # the user's cluster that ends last ends it
+        else:
             run(["loginctl", "disable-linger"], ASK_LIMIT_S, check=False)
 
     def _is_lingering(self) -> bool:
@@ -116,11 +142,21 @@ class Systemd(Manager):
         return "Linger=yes" in user
 
     def _unit(self, role_id: str) -> str:
-        return f"tenuto-{self.place.host}.{role_id}.service"
+        return self._unit_of(self.place.script(role_id))
 
-    @property
-    def _logs_unit(self) -> str:
-        return f"tenuto-{self.place.host}-logs.service"  # no role's
+    def _unit_of(self, script: Path) -> str:
+        """The one that is there; former versions gave other names."""
+        own = sha256(os.fsencode(self.place.base))[:8]
+        return self._units().get(script, f"tenuto-{self.place.host}-{own}.{script.stem}.service")
+
+    def _units(self) -> dict[Path, str]:
+        """By the script that it starts, each unit of this user's clusters."""
+        found = {}
+        for path in self.folder.glob("tenuto-*.service"):
+            command = re.search(r'^ExecStart="(.*)"$', read_text(path), re.MULTILINE)
+            if command:
+                found[Path(command[1].replace("%%", "%"))] = path.name
+        return found
 
     def _put(self, unit: str, text: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from deploy.ssh.on_host.folders import Place, living_pid, not_ours, read_object
+from deploy.ssh.on_host.folders import Place, living_pid, not_ours, places_here, read_object
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
@@ -195,7 +195,10 @@ def remove(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """Lines of logs with their moments, as they come where they are followed."""
     since_ms, role = request["since_ms"], request["role"]
-    readers = {path.stem: LogReader(path) for path in sorted((place.base / "logs").glob("*.log"))}
+    readers = {
+        path.stem: LogReader(path, [path.with_name(f"{path.name}.{number}") for number in (1, 2)])
+        for path in sorted((place.base / "logs").glob("*.log"))
+    }
     readers = {one: reader for one, reader in readers.items() if not role or one == role}
     while True:
         for role_id, reader in readers.items():
@@ -211,22 +214,35 @@ def logs(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`.
 
-    `cluster`: what the deployed configuration says of all roles' hosts.
+    The deployed one is that of the folder that was asked for, else the one that runs here. `cluster`: what its configuration says of all roles' hosts.
     """
     del request
+    given = os.environ.get("TENUTO_RUN_DIR")
+    if not given and not living_in(place, place.run_dir):
+        here = [one for one in places_here() if living_in(one, one.run_dir)]
+        if len(here) > 1:
+            bases = ", ".join(str(one.base) for one in here)
+            raise Refused(f"several clusters of this user run on it ({bases}): run the command there")
+        place = here[0] if here else place
     written = read_object(place.base / "configs" / str(place.state.get("config", "none")) / "cluster.json")
     cluster = {key: written.get(key, {}) for key in ("cluster", "listen", "security")} if written else {}
     runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     folders = [place.run_dir, Path(runtime) / "tenuto", Path(f"/tmp/tenuto-{os.getuid()}")]
-    given = os.environ.get("TENUTO_RUN_DIR")
     if given:
         folders.insert(0, Path(given).resolve())
-    for folder in [one for one in folders if not not_ours(one)]:
-        found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
-        living = [one for one in found if "role_id" in one and living_pid(one)]
+    for folder in folders:
+        living = living_in(place, folder)
         if living:
             return {"run_files": living, "looked_in": [str(folder)], "cluster": cluster}
     return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster}
+
+
+def living_in(place: Place, folder: Path) -> list[dict[str, Any]]:
+    """The run files in a run directory whose roles live; none where others may write in it."""
+    if not_ours(folder):
+        return []
+    found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
+    return [one for one in found if "role_id" in one and living_pid(one)]
 
 
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,9 @@ def say(what: str) -> None:
 
 
 def tell(what: Mapping[str, Any]) -> None:
-    """A line for the operator."""
-    sys.stdout.write(f"{MARK}{json.dumps(what)}\n")
-    sys.stdout.flush()
+    """A line for the operator; for nobody once that one went away."""
+    try:
+        sys.stdout.write(f"{MARK}{json.dumps(what)}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -81,6 +81,13 @@ EVENTS = _counter(
     "Other things that a role counts, under the names that `tenuto status --json` has them.",
     *_LOOPED,
 )
+LOCAL_STREAMS = _gauge(
+    "local_streams",
+    "link",
+    "Peers that a link of a frontend or scheduler speaks with by Unix sockets now.",
+    "frontend",
+    "scheduler",
+)
 
 # ---------------------------------------------------------------- frontend
 
@@ -125,6 +132,18 @@ MARGIN = _gauge(
 )
 FRONTEND_READY = _gauge(
     "frontend_ready", "", "1 while a scheduler lists this frontend, so that requests are served.", "frontend"
+)
+SHARDS_LINKED = _gauge(
+    "frontend_shards_linked", "", "Shards of whose scheduler it has a connection now.", "frontend"
+)
+TASKS_PENDING = _gauge(
+    "frontend_tasks_pending",
+    "",
+    "Requests of stages without an answer; only where there are applications.",
+    "frontend",
+)
+SOCKETS_OPEN = _gauge(
+    "frontend_sockets_open", "link", "ZeroMQ sockets to workers that are open now.", "frontend"
 )
 
 CLIENT_FAULTS: Final = (
@@ -213,6 +232,12 @@ MOVES = _counter("plan_moves", "outcome", "Moves of slices that were done, or fa
 
 # ---------------------------------------------------------------- node agent
 
+AGENT_READY = _gauge(
+    "agent_ready",
+    "",
+    "1 since a scheduler has told it what to run; 0: none has since its start.",
+    "node-agent",
+)
 GPU_SENSOR_BUSY = _gauge(
     "gpu_sensor_busy_ratio",
     "gpu",

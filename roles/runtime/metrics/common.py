@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from fabric.clock import Clock
 from roles.runtime.loop.driver import DriverStats
 from roles.runtime.metrics import catalog
+from roles.runtime.metrics.catalog import Metric
 from roles.runtime.metrics.snapshot import MS, Buckets, Measured
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
 
@@ -21,6 +23,8 @@ _LATENESS_BITS = range(
 )  # 16 us to 1 s, each twice the one before: edges that the driver's own buckets have
 _LATENESS_BOUNDS_MS = tuple(2.0**bits * 1e-3 for bits in _LATENESS_BITS)
 _NAMES_MAX = 256  # of a role's other counters
+_OF_LINKS = {"local_streams": catalog.LOCAL_STREAMS, "sockets_open": catalog.SOCKETS_OPEN}
+"""By how names of links' counters end."""
 
 
 def page_server(address: str | None, role_id: str, clock: Clock) -> MetricsServer | None:
@@ -59,8 +63,17 @@ def _lateness(stats: DriverStats) -> Buckets:
     return Buckets(_LATENESS_BOUNDS_MS, tuple(counts), stats.late_ms_total)
 
 
-def other_events(counters: Mapping[str, float], shown: frozenset[str] = frozenset()) -> Iterator[Measured]:
-    """What else a role counts: whole numbers that only grow, less those that are `shown` as metrics of their own."""
-    names = sorted(name for name in counters if name not in shown and not name.endswith(("_max", "_ms")))
+def other_events(
+    counters: Mapping[str, float], levels: Mapping[str, Metric] = MappingProxyType({})
+) -> Iterator[Measured]:
+    """What else a role counts. What only grows is an event; what falls again is none: of the role `levels`, and what its links have now."""
+    names = sorted(name for name in counters if not name.endswith(("_max", "_ms")))
     for name in names[:_NAMES_MAX]:
-        yield Measured(catalog.EVENTS, (name,), counters[name])
+        of_link = next((suffix for suffix in _OF_LINKS if name.endswith(suffix)), "")
+        if name in levels:
+            yield Measured(levels[name], (), counters[name])
+        elif of_link:  # a scheduler has one link and no name for it
+            link = name.removesuffix(of_link).removesuffix("_") or "control"
+            yield Measured(_OF_LINKS[of_link], (link,), counters[name])
+        else:
+            yield Measured(catalog.EVENTS, (name,), counters[name])

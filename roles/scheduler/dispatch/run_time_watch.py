@@ -1,7 +1,7 @@
 """Whether slices keep the run times that were promised for them (iGniter section 4.2).
 
 Every look a slice's p99 of measured over promised run time is judged. iGniter: an interval of 1 s is bad, and the
-half second after it too; then a larger slice takes over.
+half second after it too; then a larger slice takes over. Of up to 100 batches in an interval the p99 is the longest one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JUDGED_EVERY_MS = 1_000.0
 JUDGED_AGAIN_MS = 500.0
 TOLERANCE = 1.10  # 10 % is the largest error of iGniter's predictions (section 5.2)
 BATCHES_MAX = 10_000  # are kept of a slice: nobody looks while a plan is made or carried out
-BATCHES_MIN = 5  # of fewer in an interval one hiccup would be the p99
+BATCHES_MIN = 5  # of fewer in an interval too little is known
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from deploy.local.logs import logs
 from fabric.errors import PeerLost
-from roles.runtime.run_directory import LOG_FILE, claim
+from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE, claim
 
 SAID = """\
 2024-05-01 10:00:00,000 level=info role=frontend-0 ready
@@ -51,6 +51,16 @@ def test_what_a_cluster_that_was_killed_has_said_is_printed(tmp_path: Path, word
     assert (
         result.stderr == f"tenuto: no cluster runs in {tmp_path} any more; this is what the last one said\n"
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--since", "3650d"]])
+def test_what_was_said_before_the_log_became_too_long_is_printed_too(
+    tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / OLD_LOG_FILE).write_text("2024-05-01 09:00:00,000 before\nand more\n", encoding="utf-8")
+    lines = [line[24:] for line in said(tmp_path, *words).stdout.splitlines()]
+    assert lines[:2] == ["before", "and more"]
+    assert len(lines) == 2 + len(SAID.splitlines())
 
 
 def test_without_a_log_there_is_no_cluster(tmp_path: Path) -> None:

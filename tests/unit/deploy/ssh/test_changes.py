@@ -2,16 +2,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
 
 from deploy.moments import shown_moment
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
+from deploy.ssh.commands import deploy
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.on_host.logs import TURN_BYTES_MAX, LogReader
 from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
+from deploy.ssh.shell import Deployment, Result
 from deploy.ssh.steps import Plan
 from tests.unit.deploy.ssh.stage import MODEL, Stage, lines
 
@@ -212,6 +215,20 @@ def test_a_log_is_read_on_where_it_was_left_over_its_rotation(tmp_path: Path) ->
     assert [line for _, line in reader.read()] == ["new"]
 
 
+def test_what_a_log_said_before_it_began_anew_comes_first_and_all_of_it_is_the_end_of_what_was_said(
+    tmp_path: Path,
+) -> None:
+    log, one, two = paths = [tmp_path / name for name in ("a.log", "a.log.1", "a.log.2")]
+    for path, text in zip(paths, ("3 after\n", "2026-11-23 04:03:31,000 2 before\n", "1\n"), strict=True):
+        path.write_text(text)
+    reader = LogReader(log, [one, two])
+    assert [line for _, line in reader.read()] == ["1", "2 before", "3 after"]
+    assert list(reader.read()) == []
+    at_most = log.stat().st_size + one.stat().st_size
+    assert [line for _, line in LogReader(log, [one, two], at_most).read()] == ["2 before", "3 after"]
+    assert [line for _, line in LogReader(log, [one, two], log.stat().st_size).read()] == ["3 after"]
+
+
 def test_lines_without_a_moment_are_as_new_as_they_can_be(tmp_path: Path) -> None:
     """A process that cannot start says why and no more: `--since` showed nothing of it."""
     log = tmp_path / "a.log"
@@ -254,6 +271,18 @@ def test_a_moment_that_is_none_is_a_part_of_its_line(tmp_path: Path, written: st
     (first_ms, first), (second_ms, _) = LogReader(log).read()
     assert (first, first_ms) == (f"{written} a model says", second_ms)
     assert shown_moment(first_ms).startswith("2026-11-23")
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_an_end_of_nothing_is_said_as_such(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = mock.Mock(plan_down=lambda: Plan((), {}, {}, ("a",)))
+    deployment.tear_down.return_value = Result((), {}, {})
+    monkeypatch.setattr(Deployment, "of", lambda _: deployment)
+    (tmp_path / "c.yaml").touch()
+    result = CliRunner().invoke(deploy, ["down", str(tmp_path / "c.yaml"), *words])
+    assert (result.exit_code, result.output) == (0, "nothing to do: there is nothing of it on any host\n")
 
 
 @pytest.mark.parametrize("ago", ["5", "m", "-1s", "9999999s", "1w"])

@@ -141,6 +141,13 @@ def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_o
         assert requests._locked(place.base) is None
 
 
+@pytest.mark.parametrize("host", ["", ".", "..", "a/../..", "/", "a/b"])
+def test_a_hosts_folder_is_one_below_the_directory_whoever_asks(host: str) -> None:
+    """A host takes names from whoever deploys, and `remove` empties the folder."""
+    with pytest.raises(Refused, match="can be no host's name"):
+        Place({"host": host, "directory": ".t", "units": "auto"})
+
+
 def test_a_role_is_not_ended_for_a_folder_that_is_not_there(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,39 @@ def test_a_file_that_is_not_what_was_said_leaves_nothing(
     assert list((place.base / "wheels").iterdir()) == []
 
 
+def test_lines_from_before_a_rotation_are_told_too(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    (place.base / "logs").mkdir(parents=True)
+    for name, second in (("log.2", 1), ("log.1", 2), ("log", 3)):
+        (place.base / f"logs/frontend-0.{name}").write_text(f"2026-11-23 04:03:0{second},000 {second}\n")
+    requests.logs(place, {"since_ms": 1.0, "role": "", "is_followed": False})
+    (told,) = [json.loads(line.removeprefix(MARK)) for line in capsys.readouterr().out.splitlines()]
+    assert [line for _, line in told["progress"]["lines"]] == ["1", "2", "3"]
+
+
+GONE = """
+import sys
+from pathlib import Path
+from deploy.ssh.on_host.system import say
+sys.stdin.read()
+say("one step")
+say("another step")
+Path(sys.argv[1]).touch()
+"""
+
+
+def test_what_was_begun_is_ended_though_its_operator_went_away(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", GONE, str(tmp_path / "ended")]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdin is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
+    assert (tmp_path / "ended").exists()
+
+
 # ---------------------------------------------------------------- ssh
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fabric.errors import ConfigError
-from roles.config.documents import read_file, read_value
+from roles.config.documents import as_yaml, read_file, read_value
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,40 @@ def test_both_halves_of_a_character_are_one(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(r'{"a": "\ud83d\ude00", "\u00e9": 1}', encoding="utf-8")
     assert read_file(path) == {"a": "\U0001f600", "\u00e9": 1}
+
+
+CORE_SCHEMA: Final = (
+    r"null|Null|NULL|~|",
+    r"true|True|TRUE|false|False|FALSE",
+    r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+    r"[-+]?(\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN",
+)
+"""What a reader of YAML 1.2 takes a plain scalar for that is no text (the specification, 10.3.2)."""
+YAML_1_1: Final = (
+    r"y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF",
+    r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)",
+    r"[-+]?([0-9][0-9_]*)?\.[0-9.]*([eE][-+][0-9]+)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*",
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t].*)?",
+    r"<<|=",
+)
+"""And one of YAML 1.1 (yaml.org/type), as Kubernetes' reader also takes `y` and `n`."""
+OTHER_KINDS: Final = re.compile("|".join(f"(?:{one})" for one in (*CORE_SCHEMA, *YAML_1_1)))
+AS_NUMBERS: Final = st.from_regex(OTHER_KINDS, fullmatch=True)
+HEX: Final = st.text("0123456789abcdef", min_size=12, max_size=12)
+
+
+@example("123456789e12").via("a configuration's mark on pods")
+@example("0o17")
+@example("y")
+@example("+.5e3")
+@example("089456789012")
+@given(AS_NUMBERS | HEX | st.text("0123456789abcdefox.+-_:eE ", max_size=12) | st.text(max_size=20))
+def test_text_is_text_for_every_reader_of_what_is_written(text: str) -> None:
+    written = as_yaml({"value": text, "list": [text]})
+    assert yaml.safe_load(written) == {"value": text, "list": [text]}
+    root = yaml.compose(written, yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    (_, value), (_, listed) = root.value
+    for node in (value, *listed.value):
+        assert node.style is not None or not OTHER_KINDS.fullmatch(node.value), written

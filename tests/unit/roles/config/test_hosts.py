@@ -116,6 +116,25 @@ def test_what_no_host_could_do_is_refused(deploy: dict[str, Any], line: str) -> 
     assert line in refused({}, deploy=deploy)
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+@pytest.mark.parametrize(
+    ("cluster", "sections"),
+    [
+        (lambda name: {"nodes": [{"host": name}]}, {}),
+        (lambda name: {"schedulers": [{"host": name}]}, {}),
+        (lambda name: {"frontends": [{"host": name}]}, {}),
+        (lambda name: {"addresses": {name: "10.0.0.1"}}, {}),
+        (lambda _: {}, {"deploy": lambda name: {"user": name}}),
+        (lambda _: {}, {"models": lambda name: [MODEL | {"name": name}]}),
+    ],
+    ids=["node", "scheduler", "frontend", "address", "user", "model"],
+)
+def test_a_name_is_never_a_folder_above(name: str, cluster: Any, sections: Any) -> None:
+    document = {"models": [MODEL], "cluster": {"nodes": NODES} | cluster(name)}
+    with pytest.raises(ConfigError, match=r"is '\.{1,2}'; it must be 1 to 128 letters.*and not this"):
+        parse_config(document | {key: of(name) for key, of in sections.items()}, Path("/nowhere"))
+
+
 def test_hosts_that_others_can_reach_need_keys_and_loopback_does_not() -> None:
     placed = {"schedulers": [{"host": "a"}]}
     with pytest.raises(ConfigError, match="that needs keys"):

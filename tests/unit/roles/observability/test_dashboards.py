@@ -165,6 +165,23 @@ def test_every_role_has_a_port_of_its_own_and_other_hosts_bind_their_own_address
     assert pages["frontend-1"].bound_at("10.0.0.2") == "127.0.0.1:9100"
 
 
+@pytest.mark.parametrize(("shards", "of_each"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 3)])
+def test_alarms_of_schedulers_are_silent_in_a_whole_cluster_and_told_of_one_that_is_missing(
+    shards: int, of_each: int
+) -> None:
+    nodes = [{"host": f"h{number}", "gpus": 1} for number in range(3)]
+    models = [{**DOCUMENT["models"][0], "name": f"m{number}"} for number in range(3)]
+    cluster = {"nodes": nodes, "shards": shards, "schedulers": of_each}
+    rules = rules_of(config_of({"models": models, "cluster": cluster}))["groups"][2]["rules"]
+    limits = {
+        rule["alert"]: int(found[1])
+        for rule in rules
+        if (found := re.match(r"sum\(tenuto_scheduler_.*?\) < (\d+)", rule["expr"]))
+    }
+    whole = {"TenutoNoActiveScheduler": shards, "TenutoStandbyMissing": shards * (of_each - 1)}
+    assert limits == {name: count for name, count in whole.items() if count}
+
+
 PROMTOOL = shutil.which("promtool")
 
 RULE_TEST = """

@@ -24,6 +24,11 @@ UNITS = ("_seconds", "_bytes", "_ratio", "_rps", "_info", "_watts", "_hertz", "_
 COUNTED = {  # what is a number of things, and needs no unit
     "tenuto_requests_pending",
     "tenuto_frontend_ready",
+    "tenuto_frontend_shards_linked",
+    "tenuto_frontend_tasks_pending",
+    "tenuto_frontend_sockets_open",
+    "tenuto_agent_ready",
+    "tenuto_local_streams",
     "tenuto_batch_size",
     "tenuto_queue_requests",
     "tenuto_replicas",
