@@ -59,7 +59,11 @@ class PeerLost(FabricError):
 
 
 class WrongThread(FabricError):
-    """A blocking client was asked to wait on its own thread, which has to bring the answer: in a callback of one of its futures."""
+    """A client was asked where its answer can never come.
+
+    A `Client` on another asyncio loop, thread or process than the one that opened it; a `BlockingClient` to wait on its own thread, in a callback of
+    one of its futures.
+    """
 
 
 class RequestError(FabricError):

@@ -34,6 +34,7 @@ from fabric.errors import (
     Overloaded,
     PeerLost,
     Unauthorised,
+    WrongThread,
     request_error,
 )
 from fabric.frames import SMALL_BELOW_BYTES
@@ -87,6 +88,13 @@ class RunResult:
     def is_partial(self) -> bool:
         """Whether an optional stage lacks an answer; its line says why."""
         return any(line.lost for line in self.stages)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class _Awaited(asyncio.Future[InferResult]):
@@ -269,11 +277,15 @@ class Client:
     ) -> asyncio.Future[InferResult]:
         """Send one request; the future's `cancel()` tells the frontend to forget it.
 
-        Raises at once what this side can tell: InvalidInput, TooLarge, Overloaded (too many pending), PeerLost.
+        Raises at once what this side can tell: InvalidInput, TooLarge, Overloaded (too many pending), PeerLost, WrongThread.
         The first request of a turn of the loop leaves at once, those after it together when the turn ends.
         """
         if not self._is_open:
             raise PeerLost("the client is not open")
+        if _running_loop() is not self._loop:  # elsewhere nobody would ever bring the answer
+            raise WrongThread(
+                "the client answers on the asyncio loop, thread and process that opened it: ask there, or open another client here"
+            )
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from fabric.client import BlockingClient, Client, ClientOptions, ask_status
+from fabric.client import BlockingClient, Client, ClientOptions, InferResult, ask_status
 from fabric.clock import MonotonicClock
 from fabric.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from fabric.errors import (
     PeerLost,
     TooLarge,
     Unauthorised,
+    WrongThread,
 )
 from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId
@@ -613,6 +614,24 @@ def test_a_role_that_does_not_answer_is_said_to_be_lost(frontend: Frontend) -> N
     frontend.is_mute.set()
     with within(4_000), pytest.raises(PeerLost):
         ask_status(frontend.address, timeout_ms=100)
+
+
+def test_a_client_is_asked_on_the_loop_that_opened_it_and_nowhere_else(frontend: Frontend) -> None:
+    async def use() -> None:
+        async with Client(frontend.address, QUICK) as client:
+
+            async def elsewhere() -> InferResult:
+                return await client.infer("echo", {"x": IMAGE}, budget_ms=5_000)
+
+            for ask in (lambda: client.submit("echo", {"x": IMAGE}), lambda: asyncio.run(elsewhere())):
+                with pytest.raises(
+                    WrongThread, match="on the asyncio loop, thread and process that opened it"
+                ):
+                    await asyncio.to_thread(ask)
+            assert not client._pending
+            assert (await elsewhere()).outputs
+
+    asyncio.run(use())
 
 
 def test_a_request_that_cannot_be_sent_is_refused_alone(frontend: Frontend) -> None:
