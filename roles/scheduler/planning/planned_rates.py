@@ -12,7 +12,8 @@ from roles.scheduler.planning.desired_state import Desired, PlannedRate
 class PlannedRates:
     """Of each model in r/s: what was placed for, which has room in it, and the rate that this followed.
 
-    Until a rate is measured here the followed one stands for it: a former scheduler measured that, and what serves was placed for it.
+    A rate is the highest reading of 30 s. Until there are so many the followed one is among them: a former scheduler measured it, and
+    what serves was placed for it.
     `kept`: what that one wrote down; the declared rates of models that it says nothing of.
     """
 
@@ -70,8 +71,9 @@ class PlannedRates:
 
     def _effective_rps(self, model_id: ModelId, desired: Desired, present: Desired) -> float | None:
         declared_rps, measured_rps = desired.declared_rps.get(model_id), self._loads.rate_rps(model_id)
-        former, declared_before_rps = self.planned.get(model_id), present.declared_rps.get(model_id)
-        if measured_rps is None and former and former.outlasts(declared_before_rps, declared_rps):
-            measured_rps = former.followed_rps
-        known = [rate_rps for rate_rps in (declared_rps, measured_rps) if rate_rps is not None]
+        former, former_rps = self.planned.get(model_id), None
+        if former is not None and not self._loads.has_history(model_id):
+            declared_before_rps = present.declared_rps.get(model_id)
+            former_rps = former.followed_rps if former.outlasts(declared_before_rps, declared_rps) else None
+        known = [rate_rps for rate_rps in (declared_rps, measured_rps, former_rps) if rate_rps is not None]
         return max(known) if known else None

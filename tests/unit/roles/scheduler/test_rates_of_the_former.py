@@ -69,6 +69,16 @@ def test_one_that_takes_over_plans_for_what_the_former_had_measured(
     assert placed_rps(next_heir)["a"] == measured_rps, "who knew it from another one hands it on"
 
 
+def test_a_load_that_comes_back_slowly_after_a_take_over_has_not_drifted() -> None:
+    """A rate is the highest reading of 30 s, and those of the former scheduler are not older."""
+    former = loaded(staged(model("a"), B), MANY, MEASURED_MS)
+    heir = staged(model("a"), B, ran=former, takes_over=True)
+    heir.run(4_000)
+    loaded(heir, MANY, 4_000)
+    heir.hear(OPERATOR, ModelSet(1, ModelId("b"), slo_ms=90.0))
+    assert placed_rps(heir) == placed_rps(former)
+
+
 @pytest.mark.parametrize(("a", "count"), [(undeclared("a"), SOME), (model("a"), MANY)])
 def test_a_changed_file_is_planned_for_what_was_measured_before_it(a: dict[str, Any], count: int) -> None:
     former = loaded(staged(a, B), count, MEASURED_MS)
