@@ -120,4 +120,5 @@ def test_opening_a_connection_is_no_lateness_of_the_sender() -> None:
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(sent())
-    assert [(one.late_ms, one.latency_ms) for one in played] == [(0.0, pytest.approx(150.0))]
+    (one,) = played
+    assert (one.late_ms, one.latency_ms) == pytest.approx((0.0, 150.0))
