@@ -179,11 +179,10 @@ async def _send(load: Load) -> Verdict:
     async with client:
         clock = MonotonicClock()
         await calm(client, load, inputs)
+        of_model, moments, _ = merged(load.workload, load.window.until_ms)
         requests = [
             (load.models[place], at_ms)
-            for place, at_ms in zip(
-                *(part.tolist() for part in merged(load.workload, load.window.until_ms)), strict=True
-            )
+            for place, at_ms in zip(of_model.tolist(), moments.tolist(), strict=True)
         ]
         recorder = Recorder([ModelId(model) for model in load.models])
         hope = Hope(load, requests)

@@ -25,7 +25,8 @@ from fabric.link import Tensor
 from fabric.messages import Ledger, ModelInfo, TensorInfo
 from fabric.policy_options import shown
 from fabric.tensors import dtype_name
-from roles.benchmark.http_connections import OK, HttpAnswer, HttpClient, HttpTarget
+from roles.benchmark.http_connections import OK, HttpAnswer, HttpClient, HttpTarget, Written
+from roles.gateway.inference import as_tritons
 from roles.gateway.tensors import datatype_of, to_raw
 
 if TYPE_CHECKING:
@@ -132,8 +133,10 @@ class GatewayClient(HttpClient):
             raise _error_of(answer.status, document)
         return document
 
-    def written(self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None) -> tuple[int, bytes]:
-        """One request: JSON with the deadline, then the tensors as they are."""
+    def written(
+        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None, priority: int | None
+    ) -> tuple[int, Written]:
+        """One request: JSON with what is left of the budget, then the tensors as they are."""
         described, raw = [], []
         for name, array in inputs.items():
             data = to_raw(array)
@@ -146,16 +149,25 @@ class GatewayClient(HttpClient):
                     "parameters": {"binary_data_size": len(data)},
                 }
             )
-        asked: dict[str, Any] = {"inputs": described, "parameters": {"binary_data_output": True}}
-        if budget_ms is not None:
-            asked["parameters"]["deadline_ms"] = round(budget_ms, 3)
-        document = json.dumps(asked, separators=(",", ":")).encode()
-        size = len(document) + sum(len(data) for data in raw)
-        head = (
-            f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\n{self._head}"
-            f"Inference-Header-Content-Length: {len(document)}\r\nContent-Length: {size}\r\n\r\n"
-        )
-        return self._port, b"".join((head.encode("latin-1"), document, *raw))
+        parameters: dict[str, Any] = {"binary_data_output": True}
+        if priority is not None:
+            parameters["priority"] = as_tritons(priority)
+        asked = {"inputs": described, "parameters": parameters}
+
+        def request(spent_ms: float) -> bytes | None:
+            if budget_ms is not None:
+                if spent_ms >= budget_ms:
+                    return None
+                parameters["deadline_ms"] = round(budget_ms - spent_ms, 3)
+            document = json.dumps(asked, separators=(",", ":")).encode()
+            size = len(document) + sum(len(data) for data in raw)
+            head = (
+                f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\n{self._head}"
+                f"Inference-Header-Content-Length: {len(document)}\r\nContent-Length: {size}\r\n\r\n"
+            )
+            return b"".join((head.encode("latin-1"), document, *raw))
+
+        return self._port, request
 
     def read(self, answer: HttpAnswer, model: str, took_ms: float) -> InferResult | FabricError:
         """Its ledger, or what went wrong. Outputs are not looked at."""

@@ -2,6 +2,7 @@
 
 Of an answer only status and length are read, unless a subclass wants more. A free connection is the one used
 last, so that as many are open as are needed at once; where there is none, one more is opened, up to a limit.
+What a request waits at the limit is the sender's doing: it is told as lateness, and taken off the budget.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fabric.errors import (
 )
 from fabric.link import Tensor
 from fabric.messages import Ledger
+from roles.benchmark.player import HeldFuture
 
 CONNECTIONS_MAX: Final = 768  # of one client: select(), which sleeps precisely, takes no descriptor over 1023
 ANSWER_LIMIT_S: Final = 3.0  # long over any SLO: whoever waits so long has lost
@@ -33,6 +35,7 @@ HEAD_BYTES_MAX: Final = 65_536
 OK: Final = 200
 BUSY: Final = (429, 503)
 _ANSWERED: Final = InferResult({}, Ledger())  # what it says is not looked at
+Written = Callable[[float], bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +127,23 @@ class HttpTarget:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A request that has no answer yet."""
+    """A request that has no answer yet. `written`: its bytes where so much of the budget was used up here; None: there is none left."""
 
-    request: bytes
-    future: asyncio.Future[InferResult]
+    written: Written
+    future: HeldFuture
     gives_up_at_s: float
-    model: str = ""
-    asked_at_s: float = 0.0
+    model: str
+    submitted_at_s: float
+    asked_at_s: float
     connection: _Connection | None = None
+    held_from_s: float | None = None
+
+    def hold_ends(self, now_s: float) -> None:
+        """What it was held for is no time of the server's."""
+        if self.held_from_s is not None:
+            self.future.held_ms += 1e3 * (now_s - self.held_from_s)
+            self.asked_at_s += now_s - self.held_from_s
+            self.held_from_s = None
 
 
 class _Connection(asyncio.Protocol):
@@ -147,10 +159,17 @@ class _Connection(asyncio.Protocol):
         self._server.connections.add(self)
         self._server.is_free(self)
 
-    def ask(self, asked: _Asked) -> None:
-        """Send it; the connection is busy until the answer."""
+    def ask(self, asked: _Asked) -> bool:
+        """Send it, and be busy until the answer; False: it is too late for that."""
+        now_s = asyncio.get_running_loop().time()
+        asked.hold_ends(now_s)
+        request = asked.written(1e3 * (now_s - asked.submitted_at_s))
+        if request is None:
+            asked.future.set_exception(DeadlineExceeded("the sender was later than the whole budget"))
+            return False
         self._asked, asked.connection = asked, self
-        self.transport.write(asked.request)
+        self.transport.write(request)
+        return True
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -206,17 +225,21 @@ class _Server:
 
     def ask(self, asked: _Asked) -> None:
         if self.free:
-            self.free.pop().ask(asked)
+            if self.free[-1].ask(asked):
+                self.free.pop()
             return
         self.waiting.append(asked)
-        if len(self.opening) < len(self.waiting):
+        if len(self.opening) >= len(self.waiting):
+            return
+        if len(self.connections) + len(self.opening) < self.connections_max:
             self.open()
+        else:
+            asked.held_from_s = asyncio.get_running_loop().time()
 
     def open(self) -> None:
-        if len(self.connections) + len(self.opening) < self.connections_max:
-            task = asyncio.get_running_loop().create_task(self._open())
-            self.opening.add(task)
-            task.add_done_callback(self.opening.discard)
+        task = asyncio.get_running_loop().create_task(self._open())
+        self.opening.add(task)
+        task.add_done_callback(self.opening.discard)
 
     async def _open(self) -> None:
         try:
@@ -233,8 +256,7 @@ class _Server:
     def is_free(self, connection: _Connection) -> None:
         while self.waiting:
             asked = self.waiting.popleft()
-            if not asked.future.done():
-                connection.ask(asked)
+            if not asked.future.done() and connection.ask(asked):
                 return
         self.free.append(connection)
 
@@ -276,12 +298,17 @@ class HttpClient:
         await asyncio.sleep(0)
 
     def submit(
-        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
-    ) -> asyncio.Future[InferResult]:
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor],
+        budget_ms: float | None = None,
+        priority: int | None = None,
+    ) -> HeldFuture:
         """Send one request. The future has a RequestError or PeerLost where there is no good answer."""
-        port, request = self.written(model, inputs, budget_ms)
+        port, written = self.written(model, inputs, budget_ms, priority)
         now_s = self._loop.time()
-        asked = _Asked(request, self._loop.create_future(), now_s + self.limit_s, model, now_s)
+        future = HeldFuture(loop=self._loop)
+        asked = _Asked(written, future, now_s + self.limit_s, model, now_s, now_s)
         self._pending.append(asked)
         if self._alarm is None:
             self._alarm = self._loop.call_later(self.limit_s, self._give_up)
@@ -290,10 +317,13 @@ class HttpClient:
         self._servers[port].ask(asked)
         return asked.future
 
-    def written(self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None) -> tuple[int, bytes]:
+    def written(
+        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None, priority: int | None
+    ) -> tuple[int, Written]:
         """Which port, and the bytes of the request: here those of the target, whatever the inputs are."""
-        del inputs, budget_ms
-        return next(self._turns[model])
+        del inputs, budget_ms, priority
+        port, request = next(self._turns[model])
+        return port, lambda _: request
 
     def read(self, answer: HttpAnswer, model: str, took_ms: float) -> InferResult | FabricError:
         """What an answer says: here its status alone."""
@@ -308,6 +338,7 @@ class HttpClient:
         while pending and (pending[0].future.done() or pending[0].gives_up_at_s <= now_s):
             asked = pending.popleft()
             if not asked.future.done():
+                asked.hold_ends(now_s)
                 asked.future.set_exception(DeadlineExceeded(f"no answer in {self.limit_s:g} s"))
                 if asked.connection is not None:
                     asked.connection.transport.abort()

@@ -30,10 +30,20 @@ class Submits(Protocol):
     """Where requests go: the SDK's client, or what stands in for it. Its futures fail with a FabricError only."""
 
     def submit(
-        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor],
+        budget_ms: float | None = None,
+        priority: int | None = None,
     ) -> asyncio.Future[InferResult]:
         """Send one request. Raises RequestError or PeerLost where it is refused at once."""
         ...
+
+
+class HeldFuture(asyncio.Future[InferResult]):
+    """Of a request that could not leave at once. `held_ms`: how long the sender itself kept it."""
+
+    held_ms = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class PlannedRequest:
     model: str
     inputs: Mapping[str, Tensor]
     budget_ms: float | None = None
+    priority: int | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +102,7 @@ async def play(
         if future not in pending:  # it has missed its deadline
             return
         planned, late_ms = pending.pop(future)
+        late_ms += _held_ms(future)
         latency_ms = clock.now_ms() - began_at_ms - planned.at_ms
         error = future.exception()
         if error is None:
@@ -111,7 +123,7 @@ async def play(
             on_done(PlayedRequest(planned, late_ms, late_ms, error=spent))
             continue
         try:
-            future = client.submit(planned.model, planned.inputs, budget_ms)
+            future = client.submit(planned.model, planned.inputs, budget_ms, planned.priority)
         except (RequestError, PeerLost) as error:
             on_done(PlayedRequest(planned, late_ms, late_ms, error=error))
         else:
@@ -120,11 +132,19 @@ async def play(
             future.add_done_callback(finish)
     if pending:
         await asyncio.wait(set(pending), timeout=answer_grace_ms(longest_ms) / 1e3)
-    unanswered, now_ms = list(pending.values()), clock.now_ms()
+    unanswered, now_ms = list(pending.items()), clock.now_ms()
     pending.clear()
-    for planned, late_ms in unanswered:
+    for future, (planned, late_ms) in unanswered:
         silent = DeadlineExceeded("no answer came")
-        on_done(PlayedRequest(planned, late_ms, now_ms - began_at_ms - planned.at_ms, error=silent))
+        on_done(
+            PlayedRequest(
+                planned, late_ms + _held_ms(future), now_ms - began_at_ms - planned.at_ms, error=silent
+            )
+        )
+
+
+def _held_ms(future: asyncio.Future[InferResult]) -> float:
+    return future.held_ms if isinstance(future, HeldFuture) else 0.0
 
 
 def _precise_loop() -> asyncio.AbstractEventLoop:

@@ -9,7 +9,15 @@ from multiprocessing.connection import Connection, wait
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
 from roles.benchmark.player import ANSWER_GRACE_MS, answer_grace_ms
-from roles.benchmark.share import READY_LIMIT_S, LoadPlan, LoadRecord, StartGate, asked_of, play_share
+from roles.benchmark.share import (
+    READY_LIMIT_S,
+    LoadPlan,
+    LoadRecord,
+    OtherSenderFailed,
+    StartGate,
+    asked_of,
+    play_share,
+)
 from roles.benchmark.verdict import LoadRun, judge
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 from roles.runtime.spawned import DeafContext
@@ -83,5 +91,5 @@ def _collect(
             else:
                 records.append(said)
     if failures:
-        raise failures[0]
+        raise next((one for one in failures if not isinstance(one, OtherSenderFailed)), failures[0])
     return records

@@ -29,7 +29,7 @@ from roles.applications.tally import StageTally
 from roles.benchmark.gateway_target import GATEWAY_SCHEMES, GatewayClient, gateway_client
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play, run_precisely
 from roles.config.cluster import ClusterConfig
-from roles.workload.arrivals import Workload
+from roles.workload.arrivals import NO_PRIORITY, Workload
 
 if TYPE_CHECKING:
     from roles.gateway.rpc.client import RpcClient
@@ -91,6 +91,10 @@ class LoadRecord:
         return found
 
 
+class OtherSenderFailed(PeerLost):
+    """What a sender ends with because another one did: not the cause."""
+
+
 @dataclass(slots=True)
 class StartGate:
     """How the senders of a run start together; shared between their processes."""
@@ -99,13 +103,13 @@ class StartGate:
     began_at_ms: Synchronized[float]
 
     def wait(self, now_ms: float) -> float:
-        """The run's zero on this host's clock, once everybody is connected. Raises PeerLost after a minute."""
+        """The run's zero on this host's clock, once everybody is connected. Raises OtherSenderFailed where one is not, at the latest after a minute."""
         with self.began_at_ms.get_lock():
             self.began_at_ms.value = max(self.began_at_ms.value, now_ms + START_AHEAD_MS)
         try:
             self.barrier.wait(READY_LIMIT_S)
         except BrokenBarrierError as error:
-            raise PeerLost("another sender of this run did not get ready") from error
+            raise OtherSenderFailed("another sender of this run did not get ready") from error
         return self.began_at_ms.value
 
 
@@ -124,7 +128,7 @@ async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadReco
             models = [name for name, _ in asked_of(plan.config)]
             heads = heads_of(plan.config)
             infos = await client.models(name for model in models for name in heads.get(model, (model,)))
-        requests = _requests(plan, number, infos)
+        requests = planned_requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
         await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
     return recorder.record()
@@ -137,16 +141,25 @@ def _client_of(plan: LoadPlan) -> Client | GatewayClient | RpcClient:
     return Client(plan.targets, ClientOptions(key_file=plan.key_file))
 
 
-def _requests(plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]) -> Iterator[PlannedRequest]:
-    """This sender's requests in order: all arrivals merged, and dealt out one by one."""
+def planned_requests(
+    plan: LoadPlan, number: int, infos: Mapping[ModelId, ModelInfo]
+) -> Iterator[PlannedRequest]:
+    """This sender's requests in order: all arrivals merged, and dealt out one by one.
+
+    Arrivals and inputs are made here and now, which takes a second and more for a long run: before it begins.
+    """
     asked = asked_of(plan.config)
     heads = heads_of(plan.config)
     names = [heads.get(name, (name,)) for name, _ in asked]
     inputs = [inputs_for(infos.get(several[0]), plan.payload_bytes) for several in names]
     in_turn = [itertools.cycle(several) for several in names]
-    of_model, at_ms = (part[number :: plan.processes] for part in merged(plan.workload, plan.until_ms))
-    for place, moment_ms in zip(of_model.tolist(), at_ms.tolist(), strict=True):
-        yield PlannedRequest(moment_ms, next(in_turn[place]), inputs[place], asked[place][1])
+    own = [part[number :: plan.processes].copy() for part in merged(plan.workload, plan.until_ms)]
+
+    def request(place: int, at_ms: float, priority: int) -> PlannedRequest:
+        given = None if priority == NO_PRIORITY else priority
+        return PlannedRequest(at_ms, next(in_turn[place]), inputs[place], asked[place][1], given)
+
+    return itertools.starmap(request, zip(*(part.tolist() for part in own), strict=True))
 
 
 def asked_of(config: ClusterConfig) -> list[tuple[ModelId, float]]:
@@ -162,16 +175,20 @@ def heads_of(config: ClusterConfig) -> dict[ModelId, tuple[ModelId, ...]]:
     return {model.model_id: model.head_names for model in config.models if model.heads}
 
 
-def merged(workload: Workload, until_ms: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """All arrivals in order: the place of each one's model or application, and its moment in ms from the start."""
-    moments = [
-        *workload.arrivals(until_ms),
-        *(source.arrivals(workload.seed, until_ms) for source in workload.applications),
+def merged(
+    workload: Workload, until_ms: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int8]]:
+    """All arrivals in order: the place of each one's model or application, its moment in ms from the start, and its priority."""
+    sources = (*workload.sources, *workload.applications)
+    moments = [source.arrivals(workload.seed, until_ms) for source in sources]
+    priorities = [
+        np.full(own.size, NO_PRIORITY, np.int8) if recorded is None else recorded
+        for own, recorded in zip(moments, (one.priorities(until_ms) for one in sources), strict=True)
     ]
     of_model = np.concatenate([np.full(len(own), place, np.int64) for place, own in enumerate(moments)])
     at_ms = np.concatenate(moments)
     order = np.argsort(at_ms, kind="stable")
-    return of_model[order], at_ms[order]
+    return of_model[order], at_ms[order], np.concatenate(priorities)[order]
 
 
 def inputs_for(info: ModelInfo | None, payload_bytes: int) -> dict[str, Tensor]:

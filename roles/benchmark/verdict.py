@@ -49,11 +49,11 @@ class LoadRun:
         return rows[:, _COLUMN[name]]
 
     def errors(self, model_id: ModelId | None = None) -> Counter[str]:
-        """By code, of one model or of all; those of the whole run."""
+        """By code, of one model or application, or of all; those of the whole run."""
         return self.record.errors_of(None if model_id is None else self._place(model_id))
 
     def _place(self, model_id: ModelId) -> int:
-        return [model.model_id for model in self.config.models].index(model_id)
+        return [name for name, _ in asked_of(self.config)].index(model_id)
 
     @property
     def sender_late_p99_ms(self) -> float:

@@ -14,7 +14,7 @@ from fabric.frames import PAYLOAD_BYTES_MAX
 from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.gateway_target import check_target
 from roles.benchmark.run import run_load
-from roles.benchmark.share import LoadPlan
+from roles.benchmark.share import LoadPlan, asked_of
 from roles.benchmark.targets import default_processes
 from roles.benchmark.verdict import LoadRun
 from roles.cli.cluster_tables import brief
@@ -149,10 +149,10 @@ def _print(run: LoadRun) -> None:
     console.print(_stages_of_all(run))
     if len(run.config.models) > 1:
         console.print(_stages_by_model(run))
-    for model in run.config.models:
-        errors = ", ".join(f"{code} {count}" for code, count in run.errors(model.model_id).most_common())
+    for name, _ in asked_of(run.config):
+        errors = ", ".join(f"{code} {count}" for code, count in run.errors(name).most_common())
         if errors:
-            console.print(f"{model.model_id}: {errors}")
+            console.print(f"{name}: {errors}")
     verdict = ": the run says more of the senders than of the cluster" if run.is_spoiled else ""
     console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
 

@@ -108,6 +108,11 @@ def priority_of(parameters: Parameters) -> int | None:
     return None if asked == 0 else _PRIORITY_LOWEST - min(asked, _PRIORITY_LOWEST)
 
 
+def as_tritons(priority: int) -> int:
+    """The number of Triton's that stands for one of ours."""
+    return _PRIORITY_LOWEST - priority
+
+
 def check_parameters(parameters: Parameters) -> None:
     """Raises Unsupported for what would change the answer and is not done here."""
     if parameters.get("sequence_id") not in (None, 0, ""):

@@ -4,6 +4,10 @@ One bisection per seed, on the total with all proportions kept. A seed's arrival
 question (`roles/workload/arrivals.py`), so neighbouring rates see the same bursts. Where there are more cores than
 bisections, rates that the next steps *may* ask for are tried ahead: the answer is the plain bisection's,
 whatever the number of cores.
+
+Where rates change in time, each rate is asked at the same part of the workload, or a rate would be called good for the quiet
+hours that its window happened to have. A trace is played faster, so its window is shorter the higher the rate is; rate steps
+stay where they are, and so does their window. A file with both has the windows of its traces.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from policies.slo import BAD_RATE_ALLOWED
 from roles.config.cluster import ClusterConfig
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.simulation import require_run_times, simulate
-from roles.workload.arrivals import Workload, workload_of
+from roles.workload.arrivals import ArrivalSource, Workload, workload_of
 from roles.workload.outcomes import Window
 
 PRECISION = 0.005
@@ -38,7 +42,7 @@ class Question:
     """What is asked at every rate: all a probe needs, wherever it runs.
 
     `rates_rps` are the proportions, as the configuration's own rates, of models and applications; `unserved` ones have none and
-    send nothing: (name, reason).
+    send nothing: (name, reason). `part`: what is played of a workload whose rates change in time, at the configuration's own total.
     """
 
     config: ClusterConfig
@@ -48,6 +52,7 @@ class Question:
     unserved: tuple[tuple[ModelId, str], ...]
     warmup_s: float
     duration_s_min: float
+    part: Window | None = None
 
     @property
     def total_rps(self) -> float:
@@ -60,14 +65,21 @@ class Question:
         return any(reason != RATE_IS_0 for _, reason in self.unserved)
 
     def window(self, total_rps: float) -> Window:
-        """Long enough for the rarest model, short enough for the limit on requests."""
+        """Long enough for the rarest model, short enough for the limit on requests; of changing rates always the same part."""
         factor = total_rps / self.total_rps
+        if self.part is not None:
+            speed = factor if _longest_round_ms(self.workload) else 1.0
+            return Window(self.part.from_ms / speed, self.part.until_ms / speed)
         rarest_rps = min(self.rates_rps.values()) * factor
         needed_s = max(self.duration_s_min, ARRIVALS_OF_THE_RAREST / rarest_rps)
         longest_s = REQUESTS_MAX / total_rps
         warmup_s = min(self.warmup_s, longest_s / 5)
         duration_s = min(needed_s, longest_s - warmup_s)
         return Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+
+    def offered_rps(self, total_rps: float) -> Mapping[ModelId, float]:
+        """What comes of each in the window of that total."""
+        return _rates_rps(self.workload.scaled(total_rps / self.total_rps), self.window(total_rps))
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,28 +151,87 @@ class Bisection:
 
 def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -> Question:
     """What to ask about a configuration. Raises ConfigError or ProfileError where it cannot be played at all."""
-    settings = settings_from(config)
     workload = workload_of(config)
-    sources = (*workload.sources, *workload.applications)
-    last_step_ms = max((source.steps[-1][0] for source in sources if source.steps), default=0.0)
+    last_step_ms = max((source.steps[-1][0] for source in _sources(workload) if source.steps), default=0.0)
     duration_s_min = max(duration_s_min, last_step_ms / 1000)
     window = Window(warmup_s * 1000, (warmup_s + duration_s_min) * 1000)
+    round_ms = _longest_round_ms(workload)
+    first = Window(0.0, max(window.until_ms, round_ms)) if round_ms else window
+    question = _question(config, settings_from(config), workload, first, warmup_s, duration_s_min)
+    if not question.rates_rps or not (round_ms or last_step_ms):
+        return question
+    part = _part_of_a_trace(question) if _longest_round_ms(question.workload) else _part_of_steps(question)
+    question = _question(config, question.settings, workload, part, warmup_s, duration_s_min)
+    return replace(question, part=part)
+
+
+def _question(
+    config: ClusterConfig,
+    settings: SchedulerSettings,
+    workload: Workload,
+    window: Window,
+    warmup_s: float,
+    duration_s_min: float,
+) -> Question:
+    """With the proportions that the workload has in that window."""
     require_run_times(config, workload, settings, window.until_ms)
     unserved = tuple(_unserved_models(config, settings, workload, window))
     hopeless = {model_id for model_id, _ in unserved}
-    expected = {source.model_id: source.expected(window.from_ms, window.until_ms) for source in sources}
     rates_rps = {
-        name: count / window.duration_s
-        for name, count in expected.items()
-        if name not in hopeless and count > 0
+        name: rate_rps for name, rate_rps in _rates_rps(workload, window).items() if name not in hopeless
     }
     heard = [
         source if source.model_id in rates_rps else replace(source, steps=(), trace=None)
-        for source in sources
+        for source in _sources(workload)
     ]
     count = len(workload.sources)
     workload = replace(workload, sources=tuple(heard[:count]), applications=tuple(heard[count:]))
     return Question(config, settings, workload, rates_rps, unserved, warmup_s, duration_s_min)
+
+
+def _sources(workload: Workload) -> tuple[ArrivalSource, ...]:
+    return (*workload.sources, *workload.applications)
+
+
+def _rates_rps(workload: Workload, window: Window) -> dict[ModelId, float]:
+    """Of those of whom requests are expected there."""
+    counts = {one.model_id: one.expected(window.from_ms, window.until_ms) for one in _sources(workload)}
+    return {name: count / window.duration_s for name, count in counts.items() if count > 0}
+
+
+def _longest_round_ms(workload: Workload) -> float:
+    """How long the longest trace is; 0 where there is none."""
+    return max((one.trace.period_ms for one in _sources(workload) if one.trace is not None), default=0.0)
+
+
+def _part_of_steps(question: Question) -> Window:
+    """All of them, but for what would be too many requests at the highest rate that is asked."""
+    longest_s = REQUESTS_MAX / (BOUND_MARGIN * bound_rps(question))
+    warmup_s = min(question.warmup_s, longest_s / 5)
+    duration_s = min(question.duration_s_min, longest_s - warmup_s)
+    return Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+
+
+def _part_of_a_trace(question: Question) -> Window:
+    """So much of it that at the highest rate that is asked the window is not too short, and of the rarest model enough comes.
+
+    Whole rounds of the longest trace where it is shorter than that.
+    """
+    workload, warmups = question.workload, question.warmup_s / question.duration_s_min
+    round_ms = _longest_round_ms(workload)
+    fastest = BOUND_MARGIN * bound_rps(question) / question.total_rps
+    rarest_rps = min(question.rates_rps.values())
+    duration_ms = 1000 * max(question.duration_s_min * fastest, ARRIVALS_OF_THE_RAREST / rarest_rps)
+    wanted = min(duration_ms / 1000 * question.total_rps, REQUESTS_MAX / (2 + warmups))
+    duration_ms = 1000 * wanted / question.total_rps
+    while (
+        duration_ms < round_ms
+        and workload.expected(warmups * duration_ms, (1 + warmups) * duration_ms) < wanted
+    ):  # it begins quietly
+        duration_ms *= 1.5
+    if duration_ms >= round_ms:
+        duration_ms = round_ms * math.ceil(duration_ms / round_ms)
+    return Window(warmups * duration_ms, (1 + warmups) * duration_ms)
 
 
 def bound_rps(question: Question) -> float:
@@ -231,14 +302,14 @@ def find_goodput(
         on_step(statistics.fmean(bisection.progress for bisection in bisections.values()))
     for future in running:
         future.cancel()
-    per_seed_rps = tuple(bisections[seed].low for seed in seeds)
-    goodput_rps = statistics.median(per_seed_rps)
-    rates_rps = {
-        model_id: goodput_rps * rate_rps / question.total_rps
-        for model_id, rate_rps in question.rates_rps.items()
-    }
-    duration_s = question.window(goodput_rps).duration_s if goodput_rps else 0.0
-    return Goodput(goodput_rps, per_seed_rps, rates_rps, duration_s, question.unserved)
+    found = [bisections[seed].low for seed in seeds]
+    median_rps = statistics.median(found)
+    rates_rps: Mapping[ModelId, float] = dict.fromkeys(question.rates_rps, 0.0)
+    if median_rps:
+        rates_rps = question.offered_rps(median_rps)
+    duration_s = question.window(median_rps).duration_s if median_rps else 0.0
+    per_seed_rps = tuple(sum(question.offered_rps(low_rps).values()) if low_rps else 0.0 for low_rps in found)
+    return Goodput(sum(rates_rps.values()), per_seed_rps, rates_rps, duration_s, question.unserved)
 
 
 def _wanted(

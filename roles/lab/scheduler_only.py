@@ -200,10 +200,9 @@ def is_good(
     from_ms, until_ms = window.from_ms, window.until_ms
     arrived = case.arrivals(seed, rate_rps, until_ms + 2 * max(model.slo_ms for model in case.models))
     losses_left = {
-        ModelId(model.name): math.ceil(
-            BAD_RATE_ALLOWED * np.count_nonzero((at_ms >= from_ms) & (at_ms < until_ms))
+        ModelId(model.name): max(
+            0, math.ceil(BAD_RATE_ALLOWED * np.count_nonzero((at_ms >= from_ms) & (at_ms < until_ms))) - 1
         )
-        - 1
         for model, at_ms in zip(case.models, arrived, strict=True)
     }
 

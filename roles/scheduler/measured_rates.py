@@ -94,6 +94,11 @@ class MeasuredRates:
         past = self._past.get(model_id)
         return max(past.readings) if past is not None and past.readings else None
 
+    def has_history(self, model_id: ModelId) -> bool:
+        """Whether that is the highest of 30 s already."""
+        past = self._past.get(model_id)
+        return past is not None and len(past.readings) == HISTORY_LOOKS
+
     def rates_rps(self) -> Mapping[ModelId, float]:
         """The rates of all models that have one."""
         found = {model_id: self.rate_rps(model_id) for model_id in self._past}

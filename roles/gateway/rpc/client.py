@@ -16,6 +16,7 @@ from fabric.ids import ModelId
 from fabric.link import Tensor
 from fabric.messages import Ledger, ModelInfo, TensorInfo
 from fabric.tensors import dtype_name
+from roles.gateway.inference import as_tritons
 from roles.gateway.rpc.messages import SERVICE, message_class
 from roles.gateway.tensors import datatype_of, declared_dtype, to_raw
 
@@ -93,7 +94,11 @@ class RpcClient:
         return found
 
     def submit(
-        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor],
+        budget_ms: float | None = None,
+        priority: int | None = None,
     ) -> asyncio.Future[InferResult]:
         """Send one request. The future fails with a FabricError only."""
         request = message_class("ModelInferRequest")(model_name=model)
@@ -104,6 +109,8 @@ class RpcClient:
         if budget_ms is not None:
             request.parameters["deadline_ms"].double_param = budget_ms
             limit_s = (budget_ms + CALL_SPARE_MS) / 1e3
+        if priority is not None:
+            request.parameters["priority"].int64_param = as_tritons(priority)
         task = asyncio.ensure_future(self._asked(request, limit_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -56,6 +56,7 @@ from roles.scheduler.planning.desired_state import (
     ChangeRefused,
     ControllerSettings,
     Desired,
+    PlannedRate,
 )
 from roles.scheduler.planning.handovers import Handovers
 from roles.scheduler.planning.planned_rates import PlannedRates
@@ -88,7 +89,7 @@ class _Task:
     grown: tuple[SliceId, float] | None
     before: Desired
     slo_before_ms: float
-    follow_rps: Mapping[ModelId, float]
+    rates: Mapping[ModelId, PlannedRate]
     unplaced_before: frozenset[ModelId]
 
 
@@ -117,7 +118,7 @@ class Controller:
         self._is_rate_blind = settings.is_rate_blind
         self._is_carried_over = settings.is_carried_over
         self._desired = settings.desired
-        self._rates = PlannedRates(settings.desired.declared_rps, loads)
+        self._rates = PlannedRates(settings.rates, settings.desired.declared_rps, loads)
         self._changes: deque[tuple[PeerId, PlanChange]] = deque()
         self._task: _Task | None = None
         self._asked_number = 0
@@ -206,7 +207,12 @@ class Controller:
         """To go on from here in another process, when nothing is under way."""
         hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
         return ControllerSettings(
-            self._desired, hints, self._is_rate_blind, self._made.unplaced, self._is_carried_over
+            self._desired,
+            hints,
+            self._is_rate_blind,
+            self._made.unplaced,
+            self._is_carried_over,
+            self._rates.planned,
         )
 
     def report(self, now_ms: float) -> PlanReport:
@@ -366,7 +372,7 @@ class Controller:
         change: PlanChange | None = None,
         grown: tuple[SliceId, float] | None = None,
     ) -> None:
-        place_rps, follow_rps = self._rates.target(desired, self._desired)
+        target = self._rates.target(desired, self._desired)
         task = self._task = _Task(
             why,
             desired,
@@ -375,7 +381,7 @@ class Controller:
             grown,
             self._desired,
             self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
-            follow_rps,
+            target,
             frozenset(_models_of(self._made.unplaced)),
         )
         self._asked_number += 1
@@ -394,7 +400,7 @@ class Controller:
             for slice_id, record in self._fleet.slices.items()
         )
         out = sorted(task.desired.drained | self._presence.absent, key=lambda ref: (ref.node_id, ref.gpu))
-        rates = {str(model_id): rate_rps for model_id, rate_rps in place_rps.items()}
+        rates = {str(model_id): rate.placed_rps for model_id, rate in target.items()}
         asked = PlanAsked(
             self._asked_number, task.desired.document, task.desired.base_dir, current, rates, tuple(out)
         )
@@ -419,7 +425,7 @@ class Controller:
             if record is not None:
                 self._actuator.hint(record, kept.hints, now_ms)
         if task.grown is None:
-            self._rates.settle(made.rates_rps, task.follow_rps)
+            self._rates.settle(made.rates_rps, task.rates)
         self._moves = [self._running(move) for move in made.moves]
         if not self._moves:
             self._finish(task, now_ms)

@@ -180,11 +180,22 @@ def _is_deeper_than(levels: int, value: object) -> bool:
     return levels == 0 or any(_is_deeper_than(levels - 1, one) for one in within)
 
 
+class PlannedRate(Struct, frozen=True):
+    """Of a model: what the plan has room for, and the rate that this followed, measured or declared."""
+
+    placed_rps: float
+    followed_rps: float
+
+    def outlasts(self, declared_before_rps: float | None, declared_rps: float | None) -> bool:
+        """Whether it holds where another rate is declared. One that only followed the former declaration is replaced with it."""
+        return declared_before_rps is None or declared_rps is None or self.followed_rps > declared_before_rps
+
+
 class ControllerSettings(Struct, frozen=True):
     """What a controller starts with: what is wanted, and what the first plan said of each slice.
 
     `is_rate_blind`: the placement policy gives the same plan at every rate. `is_carried_over`: the slices were planned for another
-    file, so the first thing to do is to plan.
+    file, so the first thing to do is to plan. `rates`: what they were planned for, where that is not what is declared.
     """
 
     desired: Desired
@@ -192,6 +203,7 @@ class ControllerSettings(Struct, frozen=True):
     is_rate_blind: bool
     unplaced: tuple[UnplacedInfo, ...] = ()
     is_carried_over: bool = False
+    rates: Mapping[ModelId, PlannedRate] = field(default_factory=dict)
 
 
 def controller_settings(

@@ -57,6 +57,7 @@ def carried_over(
     )
     terms = {model.model_id: model.term for model in before.models}
     desired = _with_terms(_with_leaving(planning.desired, planned.desired, leaving), terms)
+    declared_before_rps, served = planned.desired.declared_rps, set(desired.model_ids)
     return (
         replace(
             settings,
@@ -69,6 +70,12 @@ def carried_over(
             desired=replace(desired, drained=planned.desired.drained & set(desired.gpus)),
             hints=tuple(_as_wanted(kept, known) for kept in planned.hints if kept.slice_id in slice_ids),
             is_carried_over=True,
+            rates={
+                model_id: rate
+                for model_id, rate in planned.rates.items()
+                if model_id in served
+                and rate.outlasts(declared_before_rps.get(model_id), desired.declared_rps.get(model_id))
+            },
         ),
     )
 

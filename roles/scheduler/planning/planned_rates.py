@@ -6,62 +6,74 @@ from collections.abc import Mapping
 
 from fabric.ids import ModelId
 from roles.scheduler.measured_rates import MeasuredRates, has_drifted, with_headroom
-from roles.scheduler.planning.desired_state import Desired
+from roles.scheduler.planning.desired_state import Desired, PlannedRate
 
 
 class PlannedRates:
-    """Of each model in r/s: what was placed for, which has room in it, and the rate that this followed."""
+    """Of each model in r/s: what was placed for, which has room in it, and the rate that this followed.
 
-    def __init__(self, declared_rps: Mapping[ModelId, float], loads: MeasuredRates) -> None:
+    A rate is the highest reading of 30 s. Until there are so many the followed one is among them: a former scheduler measured it, and
+    what serves was placed for it.
+    `kept`: what that one wrote down; the declared rates of models that it says nothing of.
+    """
+
+    def __init__(
+        self, kept: Mapping[ModelId, PlannedRate], declared_rps: Mapping[ModelId, float], loads: MeasuredRates
+    ) -> None:
         self._loads = loads
-        self._placed_rps = dict(declared_rps)
-        self._followed_rps = dict(declared_rps)
+        declared = {model_id: PlannedRate(rate_rps, rate_rps) for model_id, rate_rps in declared_rps.items()}
+        self.planned: Mapping[ModelId, PlannedRate] = {**declared, **kept}
 
     def placed_rps(self, model_id: ModelId) -> float | None:
         """What the plan has room for; None where no rate is known."""
-        return self._placed_rps.get(model_id)
+        rate = self.planned.get(model_id)
+        return None if rate is None else rate.placed_rps
 
     def forget(self, model_id: ModelId) -> None:
         """It is served no more."""
-        self._placed_rps.pop(model_id, None)
-        self._followed_rps.pop(model_id, None)
+        self.planned = {other: rate for other, rate in self.planned.items() if other != model_id}
 
     def drifted(self, desired: Desired) -> list[ModelId]:
         """Models whose rate is not what was planned for. What is declared is planned for in any case."""
         found = []
         for model_id in desired.model_ids:
-            rate_rps = self._effective_rps(model_id, desired)
-            if rate_rps is not None and has_drifted(rate_rps, self._followed_rps.get(model_id, 0.0)):
+            rate_rps = self._effective_rps(model_id, desired, desired)
+            former = self.planned.get(model_id)
+            former_rps = 0.0 if former is None else former.followed_rps
+            if rate_rps is not None and has_drifted(rate_rps, former_rps):
                 found.append(model_id)
         return found
 
-    def target(self, desired: Desired, present: Desired) -> tuple[dict[ModelId, float], dict[ModelId, float]]:
+    def target(self, desired: Desired, present: Desired) -> dict[ModelId, PlannedRate]:
         """What to place for, and the rates that this follows. Those that have not drifted stay as they are."""
-        place_rps: dict[ModelId, float] = {}
-        follow_rps: dict[ModelId, float] = {}
+        target: dict[ModelId, PlannedRate] = {}
         for model_id in desired.model_ids:
-            rate_rps, declared_rps = (
-                self._effective_rps(model_id, desired),
-                desired.declared_rps.get(model_id),
-            )
+            rate_rps = self._effective_rps(model_id, desired, present)
             if rate_rps is None:
                 continue
-            former_rps = self._followed_rps.get(model_id)
+            declared_rps, former = desired.declared_rps.get(model_id), self.planned.get(model_id)
             is_same = declared_rps == present.declared_rps.get(model_id)
-            if is_same and former_rps is not None and not has_drifted(rate_rps, former_rps):
-                place_rps[model_id], follow_rps[model_id] = self._placed_rps[model_id], former_rps
+            if is_same and former is not None and not has_drifted(rate_rps, former.followed_rps):
+                target[model_id] = former
             elif declared_rps is not None and not has_drifted(rate_rps, declared_rps):
-                place_rps[model_id] = follow_rps[model_id] = declared_rps
+                target[model_id] = PlannedRate(declared_rps, declared_rps)
             else:
-                place_rps[model_id], follow_rps[model_id] = with_headroom(rate_rps), rate_rps
-        return place_rps, follow_rps
+                target[model_id] = PlannedRate(with_headroom(rate_rps), rate_rps)
+        return target
 
-    def settle(self, placed_rps: Mapping[str, float], follow_rps: Mapping[ModelId, float]) -> None:
+    def settle(self, placed_rps: Mapping[str, float], target: Mapping[ModelId, PlannedRate]) -> None:
         """A plan for these was made."""
-        self._placed_rps = {ModelId(name): rate_rps for name, rate_rps in placed_rps.items()}
-        self._followed_rps = {**self._placed_rps, **follow_rps}
+        followed = {model_id: rate.followed_rps for model_id, rate in target.items()}
+        self.planned = {
+            ModelId(name): PlannedRate(rate_rps, followed.get(ModelId(name), rate_rps))
+            for name, rate_rps in placed_rps.items()
+        }
 
-    def _effective_rps(self, model_id: ModelId, desired: Desired) -> float | None:
+    def _effective_rps(self, model_id: ModelId, desired: Desired, present: Desired) -> float | None:
         declared_rps, measured_rps = desired.declared_rps.get(model_id), self._loads.rate_rps(model_id)
-        known = [rate_rps for rate_rps in (declared_rps, measured_rps) if rate_rps is not None]
+        former, former_rps = self.planned.get(model_id), None
+        if former is not None and not self._loads.has_history(model_id):
+            declared_before_rps = present.declared_rps.get(model_id)
+            former_rps = former.followed_rps if former.outlasts(declared_before_rps, declared_rps) else None
+        known = [rate_rps for rate_rps in (declared_rps, measured_rps, former_rps) if rate_rps is not None]
         return max(known) if known else None

@@ -29,7 +29,7 @@ def played(model: str, at_ms: float, latency_ms: float, late_ms: float = 0.1) ->
 
 def test_the_models_share_the_rate_evenly_and_arrive_in_order() -> None:
     load = a_load(models=("a", "b", "c", "d"), rate_rps=4000.0)
-    of_model, at_ms = merged(load.workload, load.window.until_ms)
+    of_model, at_ms, _ = merged(load.workload, load.window.until_ms)
     assert np.all(np.diff(at_ms) >= 0)
     assert at_ms[-1] < 6000
     # 6 s of 1000 r/s each: a Poisson count of 6000 has a standard deviation of 77
@@ -37,8 +37,8 @@ def test_the_models_share_the_rate_evenly_and_arrive_in_order() -> None:
 
 
 def test_twice_the_rate_brings_the_same_bursts_twice_as_fast() -> None:
-    _, slow_at_ms = merged(a_load(rate_rps=100.0).workload, 6000.0)
-    _, fast_at_ms = merged(a_load(rate_rps=200.0).workload, 3000.0)
+    _, slow_at_ms, _ = merged(a_load(rate_rps=100.0).workload, 6000.0)
+    _, fast_at_ms, _ = merged(a_load(rate_rps=200.0).workload, 3000.0)
     assert fast_at_ms * 2 == pytest.approx(slow_at_ms)
 
 

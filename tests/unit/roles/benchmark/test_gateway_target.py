@@ -34,20 +34,24 @@ from roles.gateway.http.reader import HttpReader
 from roles.gateway.timing import server_timing
 
 
-def test_a_request_is_what_a_gateway_reads() -> None:
+@pytest.mark.parametrize("priority", [None, 0, 3, 9])
+def test_a_request_is_what_a_gateway_reads(priority: int | None) -> None:
     inputs: dict[str, Tensor] = {
         "x": np.arange(6, dtype=np.float32).reshape(2, 3),
         "y": np.array([7], np.int64),
     }
     client = GatewayClient("http://127.0.0.1:8000", "a-token-of-some-length")
-    port, raw = client.written("a model/1", inputs, 24.5)
+    port, written = client.written("a model/1", inputs, 24.5, priority)
+    assert written(24.5) is None, "there is nothing left of its budget"
+    raw = written(4.25)
+    assert raw is not None
     reader = HttpReader(HttpLimits(), BodyBudget(1 << 20), lambda head: None, 0.0)
     (request,) = reader.feed(raw, 0.0)
     assert isinstance(request, Request)
     assert (port, request.head.path) == (8000, "/v2/models/a%20model%2F1/infer")
     assert request.head.headers["authorization"] == "Bearer a-token-of-some-length"
     inference = read_infer("m", request.body, request.head.headers[LENGTH_HEADER])
-    assert inference.budget_ms == 24.5
+    assert (inference.budget_ms, inference.priority) == (20.25, priority)
     for one, (name, array) in zip(inference.inputs, inputs.items(), strict=True):
         assert one.name == name
         np.testing.assert_array_equal(one.data, array)

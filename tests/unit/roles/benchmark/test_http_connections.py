@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.errors import RemoteProtocolError
-from roles.benchmark.http_connections import AnswerReader
+from fabric.errors import DeadlineExceeded, RemoteProtocolError
+from roles.benchmark.gateway_target import GatewayClient
+from roles.benchmark.http_connections import AnswerReader, HttpClient, HttpTarget, _Connection, _Server
+from roles.benchmark.player import PlannedRequest, PlayedRequest, play
+from tests.unit.roles.benchmark.test_player import LeapingLoop
 
 WITH_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nserver: x\r\n\r\n[1.0]"
 IN_CHUNKS = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1.\r\n2;x=1\r\n0]\r\n0\r\n\r\n"
@@ -51,3 +57,68 @@ def test_a_server_may_say_that_it_closes() -> None:
 def test_what_cannot_be_read_is_an_error(said: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         AnswerReader().feed(said)
+
+
+class Wire(asyncio.Transport):
+    """One connection to a gateway that answers each request so long after it was written."""
+
+    def __init__(self, loop: LeapingLoop, takes_ms: float) -> None:
+        super().__init__()
+        self.loop, self.takes_ms = loop, takes_ms
+        self.written: list[tuple[float, bytes]] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append((self.loop.now_ms(), bytes(data)))
+        answer = b"HTTP/1.1 200 OK\r\nServer-Timing: total;dur=1000\r\nContent-Length: 0\r\n\r\n"
+        self.loop.call_later(self.takes_ms / 1e3, self.protocol.data_received, answer)
+
+    def abort(self) -> None:
+        pass
+
+    def connects(self, server: _Server) -> None:
+        self.protocol = _Connection(server)
+        self.protocol.connection_made(self)
+
+
+def test_what_a_request_waits_for_a_connection_is_the_senders_lateness_and_off_its_budget() -> None:
+    """A limit of one connection: those behind the first wait for its answer, and the last one for too long."""
+    loop = LeapingLoop()
+    wire, played = Wire(loop, 1_000.0), list[PlayedRequest]()
+    plan = [PlannedRequest(10.0 * number, "m", {}, 2_500.0) for number in range(4)]
+
+    async def sent() -> None:
+        async with GatewayClient("http://127.0.0.1:9", "", 2_500.0) as client:
+            (server,) = client._servers.values()
+            server.connections_max = 1
+            wire.connects(server)
+            await play(client, plan, 0.0, loop, played.append)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(sent())
+    left = [
+        float(found[1]) for _, data in wire.written if (found := re.search(rb'deadline_ms":([0-9.]+)', data))
+    ]
+    assert [at_ms for at_ms, _ in wire.written] == pytest.approx([0.0, 1_000.0, 2_000.0])
+    assert left == pytest.approx([2_500.0, 1_510.0, 520.0])
+    by_moment = sorted(played, key=lambda one: one.planned.at_ms)
+    assert [one.late_ms for one in by_moment] == pytest.approx([0.0, 990.0, 1_980.0, 2_970.0])
+    assert [one.latency_ms for one in by_moment] == pytest.approx([1_000.0, 1_990.0, 2_980.0, 2_970.0])
+    assert [one.result.ledger.total_ms for one in by_moment if one.result] == pytest.approx([1_000.0] * 3)
+    assert isinstance(by_moment[3].error, DeadlineExceeded)
+
+
+def test_opening_a_connection_is_no_lateness_of_the_sender() -> None:
+    loop = LeapingLoop()
+    wire, played = Wire(loop, 100.0), list[PlayedRequest]()
+
+    async def sent() -> None:
+        async with HttpClient(HttpTarget({"m": [(9, b"a request")]})) as client:
+            (server,) = client._servers.values()
+            server.opening.add(loop.create_task(asyncio.sleep(0.05)))
+            loop.call_later(0.05, wire.connects, server)
+            await play(client, [PlannedRequest(0.0, "m", {}, 500.0)], 0.0, loop, played.append)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(sent())
+    (one,) = played
+    assert (one.late_ms, one.latency_ms) == pytest.approx((0.0, 150.0))

@@ -22,9 +22,13 @@ class Nobody:
         self.budgets_ms: list[float | None] = []
 
     def submit(
-        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor],
+        budget_ms: float | None = None,
+        priority: int | None = None,
     ) -> asyncio.Future[InferResult]:
-        del model, inputs
+        del model, inputs, priority
         self.budgets_ms.append(budget_ms)
         answer: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
         answer.set_exception(DeadlineExceeded("nobody is here"))
@@ -80,9 +84,13 @@ class Slow:
         self.takes_ms = takes_ms
 
     def submit(
-        self, model: str, inputs: Mapping[str, Tensor], budget_ms: float | None = None
+        self,
+        model: str,
+        inputs: Mapping[str, Tensor],
+        budget_ms: float | None = None,
+        priority: int | None = None,
     ) -> asyncio.Future[InferResult]:
-        del model, inputs, budget_ms
+        del model, inputs, budget_ms, priority
         answer: asyncio.Future[InferResult] = self.loop.create_future()
         self.loop.call_later(self.takes_ms / 1e3, answer.set_result, InferResult({}, Ledger()))
         return answer

@@ -98,6 +98,22 @@ def test_stages_latency_and_errors_are_told_of_each_model() -> None:
     assert (by_model["a"]["errors"], by_model["b"]["errors"]) == ({}, {"Overloaded": 3})
 
 
+def test_errors_of_an_application_are_told_by_its_name() -> None:
+    profile = {"alpha_ms": 1, "beta_ms": 5}
+    app = {"name": "app", "slo_ms": 90, "rate_rps": 5, "stages": {"only": {"model": "a"}}}
+    document = {
+        "models": [{"name": "a", "slo_ms": 25, "rate_rps": 10, "profile": profile}],
+        "applications": [app],
+    }
+    run = judge(
+        parse_config({**document, "cluster": {"gpus": 1}}, Path()),
+        [record([row(1, 1000.0), row(0, 1001.0)], errors={(1, "Overloaded"): 2, (0, "NoReplica"): 1})],
+        WINDOW,
+    )
+    assert run.errors(ModelId("app")) == {"Overloaded": 2}
+    assert run.errors(ModelId("a")) == {"NoReplica": 1}
+
+
 def test_a_run_is_not_valid_when_its_own_senders_were_late() -> None:
     # Allowed: 5 % of the tightest SLO, 25 ms.
     punctual = [row(0, 1000.0 + place, late_ms=1.2) for place in range(100)]

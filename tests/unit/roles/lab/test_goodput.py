@@ -1,15 +1,29 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fabric.ids import ModelId
+from policies.slo import BAD_RATE_ALLOWED
 from roles.config.read_config import parse_config
-from roles.lab.goodput import Bisection, Goodput, Question, bound_rps, find_goodput, question_of
+from roles.lab.goodput import (
+    ARRIVALS_OF_THE_RAREST,
+    BOUND_MARGIN,
+    Bisection,
+    Goodput,
+    Question,
+    bound_rps,
+    find_goodput,
+    question_of,
+)
+from roles.simulator.simulation import simulate
 
 RESNET = {
     "name": "resnet50",
@@ -187,3 +201,94 @@ def test_an_application_whose_model_is_nowhere_is_unserved() -> None:
     assert {name for name, _ in asked.unserved} == {"app"}
     assert next(reason for name, reason in asked.unserved if name == "app").startswith("bert: ")
     assert list(asked.rates_rps) == ["resnet50"]
+
+
+SLOW = {"name": "m", "slo_ms": 300, "profile": {"alpha_ms": 10, "beta_ms": 10, "max_batch": 8}}
+OTHER = {**SLOW, "name": "other"}
+
+
+def traced(path: Path, *parts: tuple[float, int], name: str = "m") -> dict[str, Any]:
+    """A model whose trace has, one after the other, so many seconds of so many requests a second."""
+    draws, from_ms, lines = random.Random(1), 0.0, ["at_ms"]
+    for seconds, rate_rps in parts:
+        until_ms = from_ms + 1000 * seconds
+        moments = sorted(draws.uniform(from_ms, until_ms) for _ in range(int(seconds * rate_rps)))
+        lines += [f"{at_ms:.3f}" for at_ms in moments]
+        from_ms = until_ms
+    (path / f"{name}.csv").write_text("\n".join(lines), encoding="utf-8")
+    return {**SLOW, "name": name, "arrival": {"process": "trace", "path": f"{name}.csv"}}
+
+
+LOUD_FIRST, QUIET_FIRST, LONG = ((30, 20), (170, 2)), ((30, 2), (30, 20)), ((400, 20), (400, 2))
+VARYING: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "a trace that is loud first": lambda path: [traced(path, *LOUD_FIRST)],
+    "a trace that is quiet first": lambda path: [traced(path, *QUIET_FIRST)],
+    "a trace of which only the begin is played": lambda path: [traced(path, *LONG)],
+    "two traces": lambda path: [traced(path, *LOUD_FIRST), traced(path, *QUIET_FIRST, name="n")],
+    "a trace beside a rate": lambda path: [traced(path, *LOUD_FIRST), {**OTHER, "rate_rps": 2}],
+    "steps": lambda path: [{**SLOW, "rate_rps": [[0, 40], [5, 4]]}],
+    "steps beside a rate": lambda path: [{**SLOW, "rate_rps": [[0, 40], [5, 4]]}, {**OTHER, "rate_rps": 2}],
+    "steps beside a trace": lambda path: [
+        {**OTHER, "rate_rps": [[0, 40], [5, 4]]},
+        traced(path, *LOUD_FIRST),
+    ],
+    "a rate that begins late": lambda path: [{**SLOW, "rate_rps": [[1, 20]]}],
+}
+
+
+def varying(path: Path, models: list[dict[str, Any]]) -> Question:
+    config = parse_config({"models": models, "cluster": {"gpus": 1}}, path)
+    return question_of(config, warmup_s=0.5, duration_s_min=2.0)
+
+
+@pytest.mark.parametrize("case", VARYING)
+def test_the_answer_is_a_rate_that_was_offered_and_no_schedule_carries_more(
+    tmp_path: Path, case: str
+) -> None:
+    """Windows of other parts of a trace than the proportions were taken from had a sixth of the rate that was reported."""
+    asked = varying(tmp_path, VARYING[case](tmp_path))
+    played: dict[float, float] = {}
+
+    def is_good(asked: Question, seed: int, total_rps: float) -> bool:
+        workload = replace(asked.workload, seed=seed).scaled(total_rps / asked.total_rps)
+        outcome = simulate(asked.config, workload, asked.window(total_rps), asked.settings).outcome
+        if outcome.worst_bad_rate < BAD_RATE_ALLOWED:
+            played[total_rps] = outcome.offered / outcome.duration_s
+            return True
+        return False
+
+    with ThreadPoolExecutor(1) as executor:
+        found = find_goodput(asked, (1,), executor, 1, lambda done: None, is_good)
+    assert found.goodput_rps == pytest.approx(played[max(played)], rel=0.15)
+    assert found.goodput_rps == pytest.approx(sum(found.rates_rps.values()))
+    assert 0 < found.goodput_rps <= BOUND_MARGIN * bound_rps(asked)
+
+
+@pytest.mark.parametrize("case", [case for case in VARYING if case != "steps beside a trace"])
+def test_windows_of_all_rates_have_the_same_proportions(tmp_path: Path, case: str) -> None:
+    """Else a rate would be called better than another one for what was left out of it."""
+    asked = varying(tmp_path, VARYING[case](tmp_path))
+    for factor in (0.1, 0.9, 1.0, 2.7, 30.0):
+        window = asked.window(factor * asked.total_rps)
+        for source in asked.workload.scaled(factor).sources:
+            rate_rps = source.expected(window.from_ms, window.until_ms) / window.duration_s
+            assert rate_rps == pytest.approx(factor * asked.rates_rps[source.model_id], rel=0.01)
+
+
+def test_at_the_highest_rate_a_trace_is_played_for_the_shortest_window(tmp_path: Path) -> None:
+    asked = varying(tmp_path, [traced(tmp_path, *LONG)])
+    window = asked.window(bound_rps(asked))
+    assert window.duration_s >= 2.0
+    assert window.from_ms / 1000 >= 0.5
+    assert bound_rps(asked) * window.duration_s >= ARRIVALS_OF_THE_RAREST
+
+
+def test_the_part_of_a_trace_is_whole_rounds_where_it_is_short(tmp_path: Path) -> None:
+    asked = varying(tmp_path, [traced(tmp_path, *QUIET_FIRST)])
+    assert asked.total_rps == pytest.approx(11.0, rel=0.01)
+
+
+def test_a_model_whose_trace_begins_late_is_asked_for(tmp_path: Path) -> None:
+    asked = varying(tmp_path, [traced(tmp_path, (30, 0), (30, 20))])
+    assert asked.unserved == ()
+    assert asked.total_rps == pytest.approx(10.0, rel=0.02)

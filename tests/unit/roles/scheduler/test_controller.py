@@ -58,8 +58,8 @@ from roles.scheduler.core import SchedulerCore
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.make_plan import make_plan
 from roles.scheduler.planning.plan_handover import carried_over
-from roles.scheduler.planning.saved_plan import SavedPlan
-from roles.scheduler.replay_start import about_scheduler, scheduler_from
+from roles.scheduler.planning.saved_plan import Begun, SavedPlan
+from roles.scheduler.replay_start import about_scheduler, scheduler_from, settings_of
 from roles.scheduler.settings import settings_from
 
 FIRST = Incarnation("00000001")
@@ -74,7 +74,7 @@ def model(name: str, **more: Any) -> dict[str, Any]:
 class Stage:
     """One scheduler core with everything around it. `failing` models do not load. `ran`: the stage of the file before.
 
-    `elsewhere`: models of its other shards.
+    `takes_over`: that of the same file; it goes on from what the former one wrote down. `elsewhere`: models of its other shards.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Stage:
         placement: str,
         recorded_in: Path | None = None,
         ran: Stage | None = None,
+        takes_over: bool = False,
         elsewhere: Sequence[str] = (),
     ) -> None:
         document = {"models": list(models), "cluster": {"nodes": list(nodes)}, "placement": placement}
@@ -95,8 +96,15 @@ class Stage:
         self.batching = config.batching
         if ran is not None:
             assert ran.scheduler.controller is not None
-            before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
-            found = carried_over(config, document, Path(), before, tuple(map(ModelId, elsewhere)))
+            about = about_scheduler(
+                ran.scheduler.settings(), ran.batching, ran.scheduler.controller.settings()
+            )
+            settings, _, before = settings_of(about)
+            assert before is not None
+            found: Begun | None = settings, before
+            if not takes_over:
+                ids = tuple(map(ModelId, elsewhere))
+                found = carried_over(config, document, Path(), (settings, before), ids)
             assert found is not None
             settings, planning = found
         self.scheduler: SchedulerCore = scheduler_core(settings, config.batching, planning)
