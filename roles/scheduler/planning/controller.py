@@ -3,7 +3,7 @@
 One thing at a time: a plan is asked for (`make_plan.py`, in a process of its own), its moves are carried out wave by wave
 (`running_move.py`), and only then is the next change looked at. Reasons to plan anew, in this order:
 
-- the file is another one than the plan that runs was made for (`plan_handover.py`);
+- the file is another one than the plan that runs was made for (`carried_over.py`);
 - the last frontend has gone to another shard with a model that the file gives to that one;
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
@@ -58,7 +58,7 @@ from roles.scheduler.planning.desired_state import (
     Desired,
     PlannedRate,
 )
-from roles.scheduler.planning.handovers import Handovers
+from roles.scheduler.planning.leaving_models import LeavingModels
 from roles.scheduler.planning.planned_rates import PlannedRates
 from roles.scheduler.planning.running_move import MoveState, RunningMove
 from roles.scheduler.planning.slice_names import SliceNames
@@ -137,7 +137,7 @@ class Controller:
         self._moves_done = self._moves_failed = 0
         self._lately: deque[str] = deque(maxlen=LATELY_MAX)
         self._names = names
-        self._handovers = Handovers(fleet, actuator)
+        self._leaving = LeavingModels(fleet, actuator)
 
     # ------------------------------------------------------------ events
 
@@ -167,12 +167,12 @@ class Controller:
 
     def asked(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
         """An operator wants something changed. It is answered when that is over."""
-        if len(self._changes) + len(self._handovers) >= CHANGES_MAX:
+        if len(self._changes) + len(self._leaving) >= CHANGES_MAX:
             reason = f"{CHANGES_MAX} changes wait for their turn already"
             self._actuator.send(peer, Changed(change.request_no, "refused", BUSY, reason))
             return
         if isinstance(change, ModelsRemove) and change.when_left:
-            self._handovers.add(peer, change, now_ms)
+            self._leaving.add(peer, change, now_ms)
         else:
             self._changes.append((peer, change))
         self._go_on(now_ms)
@@ -255,10 +255,10 @@ class Controller:
         """With what is under way; or begin with what is next."""
         if self._moves:
             self._move_on(now_ms)
-        self._changes.extend(self._handovers.take(now_ms))
+        self._changes.extend(self._leaving.take(now_ms))
         if self._task is None:
             self._next(now_ms)
-        is_soon = self._moves or self._handovers
+        is_soon = self._moves or self._leaving
         self.due_at_ms = min(self._look_at_ms, now_ms + MOVING_EVERY_MS if is_soon else self._look_at_ms)
 
     # ------------------------------------------------------------ reasons to plan
@@ -294,8 +294,8 @@ class Controller:
         return is_leaving and self._fleet.is_left(model_id) and not self._actuator.queued(model_id)
 
     def _begin_change(self, peer: PeerId, change: PlanChange, now_ms: float) -> None:
-        if isinstance(change, ModelsRemove) and change.when_left and self._handovers.still_used(change):
-            self._handovers.add(peer, change, now_ms)  # a frontend came back meanwhile
+        if isinstance(change, ModelsRemove) and change.when_left and self._leaving.still_used(change):
+            self._leaving.add(peer, change, now_ms)  # a frontend came back meanwhile
             return
         desired = self._desired.changed(change)
         if isinstance(change, ModelsRemove) and self._is_moved_back(change):

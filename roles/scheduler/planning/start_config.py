@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from roles.config.cluster import ClusterConfig
 from roles.config.shards import shard_document
+from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import controller_settings
-from roles.scheduler.planning.plan_handover import carried_over
 from roles.scheduler.planning.saved_plan import Begun
 from roles.scheduler.settings import settings_from
 

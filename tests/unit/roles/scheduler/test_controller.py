@@ -55,9 +55,9 @@ from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.core import SchedulerCore
+from roles.scheduler.planning.carried_over import carried_over
 from roles.scheduler.planning.desired_state import controller_settings
 from roles.scheduler.planning.make_plan import make_plan
-from roles.scheduler.planning.plan_handover import carried_over
 from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.replay_start import about_scheduler, scheduler_from, settings_of
 from roles.scheduler.settings import settings_from

@@ -21,31 +21,31 @@ from roles.scheduler.planning.desired_state import BUSY
 LEAVE_MS: Final = 30_000.0
 
 
-class _Handover(Struct, frozen=True):
+class _Removal(Struct, frozen=True):
     peer: PeerId
     change: ModelsRemove
     until_ms: float
 
 
-class Handovers:
+class LeavingModels:
     """Removals that wait. Bounded by whoever adds them."""
 
     def __init__(self, fleet: Fleet, actuator: Actuator) -> None:
         self._fleet = fleet
         self._actuator = actuator
-        self._waiting: list[_Handover] = []
+        self._waiting: list[_Removal] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, peer: PeerId, change: ModelsRemove, now_ms: float) -> None:
         """Remove these models when they have been left."""
-        self._waiting.append(_Handover(peer, change, now_ms + LEAVE_MS))
+        self._waiting.append(_Removal(peer, change, now_ms + LEAVE_MS))
 
     def take(self, now_ms: float) -> list[tuple[PeerId, PlanChange]]:
         """Those that can be carried out now; those that have waited for too long are refused."""
         ready: list[tuple[PeerId, PlanChange]] = []
-        waiting: list[_Handover] = []
+        waiting: list[_Removal] = []
         for one in self._waiting:
             still = self.still_used(one.change)
             if not still:

@@ -19,7 +19,7 @@ from fabric.messages import (
 )
 from roles.runtime.core import Lost
 from roles.runtime.journal import replay
-from roles.scheduler.planning.handovers import LEAVE_MS
+from roles.scheduler.planning.leaving_models import LEAVE_MS
 from roles.scheduler.replay_start import about_scheduler, scheduler_from, settings_of
 from tests.unit.roles.scheduler.test_controller import FIRST, FRONTEND, OPERATOR, Stage, add, model, two_nodes
 
@@ -126,7 +126,7 @@ def test_a_model_that_was_moved_back_meanwhile_stays() -> None:
     assert answers(stage) == [("ok", "")]
 
 
-def test_other_changes_do_not_wait_for_a_handover() -> None:
+def test_other_changes_do_not_wait_for_models_that_leave() -> None:
     stage = stage_with_two_frontends()
     stage.hear(OPERATOR, GONE_WHEN_LEFT)
     stage.hear(OPERATOR, ModelSet(8, ModelId("b"), slo_ms=50.0))
@@ -179,7 +179,7 @@ def test_a_model_comes_with_the_term_of_its_section() -> None:
     assert {one.model_id: one.term for one in stage.status().models}[ModelId("c")] == 2
 
 
-def test_a_handover_is_replayed(tmp_path: Path) -> None:
+def test_a_removal_that_waited_is_replayed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     stage = Stage(
         model("a"), model("b"), nodes=[{"host": "l"}, {"host": "r"}], placement="exclusive", recorded_in=path
