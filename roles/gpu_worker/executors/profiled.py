@@ -16,9 +16,10 @@ from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
 from roles.gpu_worker.executors.base import HEAD_INPUT
 from roles.gpu_worker.executors.cut import CutError, Traced
+from roles.gpu_worker.executors.hosted import check_outputs
 from roles.gpu_worker.executors.loaders.base import LoadedModel
 from roles.gpu_worker.executors.loaders.registry import load_model
-from roles.gpu_worker.executors.merging.heads import load_heads
+from roles.gpu_worker.executors.merging.heads import load_heads, run_of
 
 Run = Callable[[], Mapping[str, Tensor]]
 
@@ -107,10 +108,10 @@ class ProfiledModel:
         return run
 
     def _inferred(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        pre = getattr(self._loaded.model, "pre", None)
-        post = getattr(self._loaded.model, "post", None)
-        outputs = self._loaded.model.infer(batch if pre is None else pre(batch))
-        return outputs if post is None else post(outputs)
+        """As a worker does, with its check."""
+        outputs = run_of(self._loaded)(batch)
+        check_outputs(outputs, len(next(iter(batch.values()))), type(self._loaded.model).__name__)
+        return outputs
 
     def _pinned(self, value: Tensor) -> Tensor:
         return value.pin_memory() if self._is_cuda else value
