@@ -15,7 +15,7 @@ from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
 from roles.gpu_worker.executors.base import HEAD_INPUT
-from roles.gpu_worker.executors.cut import CutError, Traced
+from roles.gpu_worker.executors.cut import CutError, Traced, add_tensor
 from roles.gpu_worker.executors.hosted import check_outputs
 from roles.gpu_worker.executors.loaders.base import LoadedModel
 from roles.gpu_worker.executors.loaders.registry import load_model
@@ -69,9 +69,7 @@ class ProfiledModel:
             found.update(inspect.getsource(type(self._loaded.model)).encode())
         for module in modules:
             for name, value in sorted(module.named_parameters()):
-                found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                flat = value.detach().cpu().contiguous().flatten()
-                found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+                add_tensor(found, name, value)
         return found.hexdigest()
 
     def stages_ms(self, counts: Sequence[int], clock: Clock) -> Iterator[tuple[int, list[float] | str]]:
