@@ -304,7 +304,7 @@ class TwoViews(Doubler):
 
     def post(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One again."""
-        return {key: value.unflatten(0, (-1, 2)).mean(dim=1) for key, value in outputs.items()}
+        return {key: value.view(-1, 2, *value.shape[1:]).mean(dim=1) for key, value in outputs.items()}
 
 
 class TwoViewsOnly(TwoViews):

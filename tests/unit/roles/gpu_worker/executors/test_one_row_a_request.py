@@ -15,6 +15,7 @@ from roles.gpu_worker.executors.buckets import Capture
 from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel
 from roles.gpu_worker.executors.profiled import ProfiledModel
 from roles.gpu_worker.shell import WorkerShell
+from roles.runtime.core import Handle
 from tests.unit.roles.gpu_worker.executors.test_worker_batches_on_device import (
     CPU,
     MODELS,
@@ -103,8 +104,8 @@ SHAPES = {"y": (2,)}
 @pytest.mark.parametrize(
     "push",
     [
-        PushOutputs(FrontendId("f"), OUTPUTS, 5, 1),
-        PushOutputs(FrontendId("f"), OUTPUTS, 5, head=HeadRows((0, 2), SHAPES)),
+        PushOutputs(FrontendId("f"), OUTPUTS, Handle(5), 1),
+        PushOutputs(FrontendId("f"), OUTPUTS, Handle(5), head=HeadRows((0, 2), SHAPES)),
     ],
     ids=["rows in order", "those of a head"],
 )

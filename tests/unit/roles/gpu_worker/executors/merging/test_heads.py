@@ -384,7 +384,7 @@ class TwoViews(Two):
         return {"x": batch["x"].repeat_interleave(2, dim=0)}
 
     def post(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {key: value.unflatten(0, (-1, 2)).mean(1) for key, value in outputs.items()}
+        return {key: value.view(-1, 2, *value.shape[1:]).mean(1) for key, value in outputs.items()}
 
 
 def joint(
