@@ -55,9 +55,12 @@ def answer_rows(
 
 
 def rows_of(tensor: NamedTensor, push: PushOutputs) -> Tensor:
-    """What of an output goes with that push."""
+    """What of an output goes with that push. Raises LocalProtocolError where it lacks a request's row."""
+    end = push.first_row + len(push.message.seqs) if push.head is None else 1 + max(push.head.rows)
+    if not tensor.array.ndim or len(tensor.array) < end:
+        raise LocalProtocolError(f"output {tensor.name!r} has not one row for each request")
     if push.head is None:
-        return tensor.array[push.first_row : push.first_row + len(push.message.seqs)]
+        return tensor.array[push.first_row : end]
     own = tensor.array[list(push.head.rows)]
     within = tuple(slice(length) for length in push.head.shapes[tensor.name])
     return np.ascontiguousarray(own[(slice(None), *within)])

@@ -303,9 +303,9 @@ class WorkerShell:
     def _push(self, push: PushOutputs) -> None:
         """Refused, it is counted: the frontend answers by its own deadline timer. What cannot be sent is answered."""
         kept = self._payloads.get(push.outputs) if push.outputs != NO_PAYLOAD else ()
-        tensors = [NamedTensor(tensor.name, rows_of(tensor, push)) for tensor in kept]
         peer, message = PeerId(push.frontend_id), push.message
         try:
+            tensors = [NamedTensor(tensor.name, rows_of(tensor, push)) for tensor in kept]
             check_rows(tensors)
             is_out = self._frontends.send(peer, message, tensors)
         except LocalProtocolError as error:

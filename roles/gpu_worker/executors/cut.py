@@ -14,6 +14,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 from typing import Any, Final
 
@@ -68,6 +69,13 @@ class Layer:
     modules: tuple[str, ...]
 
 
+def add_tensor(found: hashlib._Hash, name: str, value: Tensor) -> None:
+    """To a digest, each bit of it."""
+    found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    flat = value.detach().cpu().contiguous().flatten()
+    found.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+
 class Traced:
     """A model as one list of operations. Raises CutError where it cannot be written down so."""
 
@@ -108,10 +116,14 @@ class Traced:
 
     @property
     def digest(self) -> str:
-        """Of its operations and weights: two processes that loaded the same model have the same one."""
-        found = hashlib.sha256(" ".join(node.name for node in self._nodes).encode())
-        for name, value in self._graph.named_parameters(remove_duplicate=False):
-            found.update(f"{name} {tuple(value.shape)} {value.detach().double().sum().item()!r}".encode())
+        """Of its operations with their settings, weights, buffers and constants: two processes that loaded the same model have the same one."""
+        found = hashlib.sha256()
+        for node in self._nodes:
+            found.update(f"{node.name} {node.args} {node.kwargs}".encode())
+        for node in self._graph.graph.nodes:
+            value = attrgetter(str(node.target))(self._graph) if node.op == "get_attr" else None
+            if isinstance(value, Tensor):
+                add_tensor(found, str(node.target), value)
         return found.hexdigest()
 
     def example(self, stages: Sequence[Stage]) -> dict[str, Tensor]:

@@ -212,7 +212,8 @@ class DeviceReplica:
         self.run(rows)  # eagerly, before it is captured: kernels are chosen and memory is found on the way
         yield
         with torch.inference_mode(), self._on_stream():
-            self.buckets.prepare(self._before(self._put(rows, [])))
+            for piece in self._pieces(self._put(rows, [])):  # one: no size is over `_piece_max`
+                self.buckets.prepare(self._before(piece))
         if self._stream is not None:  # the slot is written again now
             self._stream.synchronize()
         self.slots.give_back()
@@ -254,40 +255,23 @@ class DeviceReplica:
         ]
 
     def _pieces(self, slot: Slot) -> Iterator[dict[str, Tensor]]:
-        """The batch, whole unless there is no memory for that."""
-        batch = self._before(slot)
-        for first in range(0, slot.batch_size, self._piece_max):
-            yield {key: tensor[first : first + self._piece_max] for key, tensor in batch.items()}
-
-    def _before(self, slot: Slot) -> dict[str, Tensor]:
+        """The requests of the batch, all at once unless there is no memory for that; what `pre` makes of them may have other rows."""
         if self._stream is not None and slot.copied is not None:
             self._stream.wait_event(slot.copied)
-        return slot.batch if self._pre is None else self._pre(slot.batch)
+        for first in range(0, slot.batch_size, self._piece_max):
+            yield {key: tensor[first : first + self._piece_max] for key, tensor in slot.batch.items()}
 
-    def _infer(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _before(self, requests: dict[str, Tensor]) -> dict[str, Tensor]:
+        return requests if self._pre is None else self._pre(requests)
+
+    def _infer(self, requests: dict[str, Tensor]) -> dict[str, Tensor]:
         """Outputs on the host, or on their way there; never a view of what the next batch overwrites."""
-        outputs = self.buckets(batch)
+        count = len(next(iter(requests.values())))
+        outputs = self.buckets(self._before(requests))
         if self._post is not None:
             outputs = self._post(outputs)
-        batch_size = len(next(iter(batch.values())))
-        self._check(outputs, batch_size)
+        check_outputs(outputs, count, self._name)
         return {key: self._own(output) for key, output in outputs.items()}
-
-    def _check(self, outputs: Any, batch_size: int) -> None:
-        if not isinstance(outputs, Mapping) or not outputs:
-            raise NotAModel(f"{self._name}.infer() must give a dict of tensors, not {type(outputs).__name__}")
-        for key, output in outputs.items():
-            if not isinstance(key, str):
-                raise NotAModel(f"{self._name}.infer() must name its outputs by texts, not {key!r}")
-            if not isinstance(output, Tensor):
-                raise NotAModel(
-                    f"{self._name}.infer()[{key!r}] must be a tensor, not {type(output).__name__}"
-                )
-            if output.ndim == 0 or output.shape[0] != batch_size:
-                raise NotAModel(
-                    f"{self._name}.infer()[{key!r}] has shape {list(output.shape)}"
-                    f" for a batch of {batch_size}: the first axis must be the batch"
-                )
 
     def _own(self, output: Tensor) -> Tensor:
         output = sendable(output)
@@ -328,6 +312,22 @@ def _as_numpy(output: Tensor) -> Array:
 def sendable(output: Tensor) -> Tensor:
     """As an answer has it: numpy has no bfloat16."""
     return output.float() if output.dtype == torch.bfloat16 else output
+
+
+def check_outputs(outputs: object, requests: int, name: str) -> None:
+    """Raises NotAModel unless it is a dict of tensors with one row for each request: else some would get the rows of others."""
+    if not isinstance(outputs, Mapping) or not outputs:
+        raise NotAModel(f"{name} must give a dict of tensors, not {type(outputs).__name__}")
+    for key, output in outputs.items():
+        if not isinstance(key, str):
+            raise NotAModel(f"{name} must name its outputs by texts, not {key!r}")
+        if not isinstance(output, Tensor):
+            raise NotAModel(f"{name}: its output {key!r} must be a tensor, not {type(output).__name__}")
+        if output.ndim == 0 or output.shape[0] != requests:
+            raise NotAModel(
+                f"{name}: its output {key!r} has shape {list(output.shape)}"
+                f" for a batch of {requests}: the first axis must be the batch"
+            )
 
 
 def signature(example: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:

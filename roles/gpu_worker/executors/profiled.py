@@ -15,10 +15,11 @@ from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
 from roles.gpu_worker.executors.base import HEAD_INPUT
-from roles.gpu_worker.executors.cut import CutError, Traced
+from roles.gpu_worker.executors.cut import CutError, Traced, add_tensor
+from roles.gpu_worker.executors.hosted import check_outputs
 from roles.gpu_worker.executors.loaders.base import LoadedModel
 from roles.gpu_worker.executors.loaders.registry import load_model
-from roles.gpu_worker.executors.merging.heads import load_heads
+from roles.gpu_worker.executors.merging.heads import load_heads, run_of
 
 Run = Callable[[], Mapping[str, Tensor]]
 
@@ -68,9 +69,7 @@ class ProfiledModel:
             found.update(inspect.getsource(type(self._loaded.model)).encode())
         for module in modules:
             for name, value in sorted(module.named_parameters()):
-                found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                flat = value.detach().cpu().contiguous().flatten()
-                found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+                add_tensor(found, name, value)
         return found.hexdigest()
 
     def stages_ms(self, counts: Sequence[int], clock: Clock) -> Iterator[tuple[int, list[float] | str]]:
@@ -107,10 +106,10 @@ class ProfiledModel:
         return run
 
     def _inferred(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        pre = getattr(self._loaded.model, "pre", None)
-        post = getattr(self._loaded.model, "post", None)
-        outputs = self._loaded.model.infer(batch if pre is None else pre(batch))
-        return outputs if post is None else post(outputs)
+        """As a worker does, with its check."""
+        outputs = run_of(self._loaded)(batch)
+        check_outputs(outputs, len(next(iter(batch.values()))), type(self._loaded.model).__name__)
+        return outputs
 
     def _pinned(self, value: Tensor) -> Tensor:
         return value.pin_memory() if self._is_cuda else value

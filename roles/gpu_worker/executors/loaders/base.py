@@ -36,7 +36,7 @@ class UserModel(Protocol):
     """What a user's class must have; it is constructed without arguments, or, in ranks, with `rank` and `world_size`.
 
     It may also have `pre(batch)` and `post(outputs)`, which run before and after `infer`, on the device, and never
-    inside a CUDA graph.
+    inside a CUDA graph. What comes out in the end has a row for each request, however many `infer` is given.
     """
 
     def load(self, device: str) -> None:

@@ -92,9 +92,7 @@ class SequenceClassifier:
 def load_transformers(spec: LoaderSpec, device: torch.device) -> LoadedModel:
     """A sequence classifier. Raises UnknownModel and WeightsError; the hub is asked only if `from_hub` says so."""
     declare_missing_operators()
-    if not spec.from_hub:  # read when the hub's package is imported; below it is told again, call by call
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    # HF_HUB_OFFLINE is not set: it is read once in a process, which may load a model from the hub later. It is told call by call.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     torch.manual_seed(spec.seed)
     if spec.weights is not None or spec.from_hub:

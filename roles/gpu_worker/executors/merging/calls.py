@@ -14,7 +14,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from roles.gpu_worker.executors.merging.base import CannotMerge, Member, Rows, rows_of
+from roles.gpu_worker.executors.merging.base import CannotMerge, Member, Rows, count_of, rows_of
 
 _TENSOR = object()  # in a form: here is one
 
@@ -69,10 +69,11 @@ class Traffic:
         )
 
     def tensors(self, member: Member, rows: Rows) -> list[Tensor]:
-        """Of the call for these rows. Raises CannotMerge where it is called in another way than before."""
+        """Of the call for these rows. Raises CannotMerge where it is called in another way than before, such as with fewer of them."""
         tensors, form = called(member, rows)
         if form != self.call or any(
             _beside_rows(one, axis) != _beside_rows(traced, axis)
+            or (axis is not None and one.shape[axis] != count_of(rows))
             for one, traced, axis in zip(tensors, self.example, self.call_axes, strict=True)
         ):
             raise CannotMerge("with these inputs its module is called in another way")

@@ -17,7 +17,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import PREFIX, HeadOutputs, HeadSpec, TensorInfo
 from roles.gpu_worker.executors.base import HEAD_INPUT
-from roles.gpu_worker.executors.hosted import sendable, signature
+from roles.gpu_worker.executors.hosted import check_outputs, sendable, signature
 from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.merging import GROUPS, TRACED
@@ -126,11 +126,7 @@ class JointHeads:
         )
         stacked: dict[str, Tensor] = {}
         for name, answer in answers.items():
-            for key in self._shapes:
-                if len(answer[key]) != len(where[name]):
-                    raise NotAModel(
-                        f"head {name} answers {len(answer[key])} rows of {key} for {len(where[name])}"
-                    )
+            check_outputs(answer, len(where[name]), f"head {name}")
         for key, shape in self._shapes.items():
             padded = {name: _padded(sendable(answer[key]), shape) for name, answer in answers.items()}
             first = next(iter(padded.values()))
@@ -215,12 +211,7 @@ def outputs_of(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, .
     """What an answer of it has for one request. Raises NotAModel."""
     rows = {key: value[None] for key, value in _on(device, loaded.example).items()}
     answer = run_of(loaded)(rows)
-    if not isinstance(answer, Mapping) or not all(
-        isinstance(value, Tensor) and value.ndim for value in answer.values()
-    ):
-        raise NotAModel(
-            f"{type(loaded.model).__name__}.infer() must give a dict of tensors whose first axis is the batch"
-        )
+    check_outputs(answer, 1, type(loaded.model).__name__)
     return signature({key: sendable(value[0]) for key, value in sorted(answer.items())})
 
 

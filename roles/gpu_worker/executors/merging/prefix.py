@@ -3,8 +3,9 @@
 A forward pass calls its submodules in some order. As long as every call so far was of a module that is equal in all models of the
 group, its values are the same function of the input in all of them, whatever Python does between the calls, as long as that takes no weight
 or buffer that differs. So the first
-model runs on the joint batch up to the end of its last shared call, and what its shared calls returned is kept. Then every
-model runs as it is on its own rows, with shared modules answering from what was kept instead of computing.
+model runs on the joint batch up to the end of its last shared call, and what its shared calls were given and returned is kept. Then every
+model runs as it is on its own rows, with shared modules answering from what was kept instead of computing. What they are given then is
+compared: each model's own code makes it, and may make something else of the same rows (another scale, another mask).
 
 Equal code on equal weights is a strong hint, not a proof: a model may mix its rows, or have them in another dimension than the first.
 So a group is made only where it answers what separate runs answer, on examples of several sizes.
@@ -12,16 +13,18 @@ So a group is made only where it answers what separate runs answer, on examples 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roles.gpu_worker.executors.merging.base import (
+    TOLERANCE,
     Answers,
     CannotMerge,
     Member,
@@ -32,12 +35,48 @@ from roles.gpu_worker.executors.merging.base import (
     count_of,
     rows_of,
 )
-from roles.gpu_worker.executors.merging.calls import row_axes, taken_apart
+from roles.gpu_worker.executors.merging.calls import Form, row_axes, taken_apart
 from roles.gpu_worker.executors.merging.equality import equal_modules, own_tensors, same_tensor, share_equal
+from roles.gpu_worker.executors.rounding import is_same
+
+DIFFERENCES_MAX: Final = 3
+"""In a row: these models make different things of all requests, and run apart from then on."""
+log = logging.getLogger("tenuto")
+
+
+_PLAIN: Final = (bool, int, float, str, type(None))
 
 
 class _PrefixDone(Exception):
     pass
+
+
+@dataclass(slots=True, frozen=True)
+class _Call:
+    """What a module was given: its tensors, and what is around them."""
+
+    tensors: list[Tensor]
+    form: Form
+
+    @classmethod
+    def of(cls, given: tuple[Any, ...], named: dict[str, Any]) -> Self:
+        return cls(*taken_apart((given, named)))
+
+    def rows_of(self, own: _Call, total: int, count: int, first: int) -> list[Tensor] | None:
+        """Of this call with all rows, what `own` with `count` of them should be given; None: that is a call of another kind."""
+        if len(self.tensors) != len(own.tensors) or not _fit(self.form.others, own.form.others, total, count):
+            return None
+        found = []
+        for whole, part in zip(self.tensors, own.tensors, strict=True):
+            if (whole.dtype, whole.device, whole.dim()) != (part.dtype, part.device, part.dim()):
+                return None
+            for axis, length in enumerate(part.shape):
+                if (whole.shape[axis], length) == (total, count):
+                    whole = whole.narrow(axis, first, count)  # noqa: PLW2901  once for each axis
+            if whole.shape != part.shape:
+                return None
+            found.append(whole)
+        return found
 
 
 @dataclass(slots=True)
@@ -45,8 +84,10 @@ class _State:
     """What the shared modules of one group do when they are called."""
 
     mode: Literal["alone", "record", "answer"] = "alone"
-    kept: dict[str, tuple[list[torch.Size], Any]] = field(default_factory=dict)
-    """By module: the shapes that it was called with, and what it answered."""
+    kept: dict[str, tuple[_Call, Any]] = field(default_factory=dict)
+    """By module: what it was called with, and what it answered."""
+    given: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+    """What modules that answered were given, and what they were given for all. Looked at in the end, when the device has run all of it."""
     axes: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     """Where the rows are in each tensor of its answer; None: nowhere."""
     last: str = ""
@@ -66,10 +107,10 @@ class _Shared(nn.Module):
         """Compute, or answer from what was computed for all."""
         state = self._state
         if state.mode == "answer":
-            return self._own_rows(_shapes(given, named))
+            return self._own_rows(_Call.of(given, named))
         result = self.module(*given, **named)
         if state.mode == "record":
-            state.kept[self._name] = _shapes(given, named), result
+            state.kept[self._name] = _Call.of(given, named), result
             if self._name == state.last:
                 raise _PrefixDone
         return result
@@ -80,12 +121,14 @@ class _Shared(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def _own_rows(self, shapes: list[torch.Size]) -> Any:
+    def _own_rows(self, call: _Call) -> Any:
         state = self._state
         known = state.kept.get(self._name)
         count = state.rows.stop - state.rows.start
-        if known is None or not _fit(known[0], state.total, shapes, count):
+        wanted = known and known[0].rows_of(call, state.total, count, state.rows.start)
+        if known is None or wanted is None:
             raise CannotMerge(f"with these inputs {self._name} is called in another way for all together")
+        state.given += ((self._name, *pair) for pair in zip(call.tensors, wanted, strict=True))
         tensors, form = taken_apart(known[1])
         axes = state.axes[self._name]
         return form.filled(
@@ -112,6 +155,7 @@ class PrefixGroup:
         if not self.merged:
             raise CannotMerge("their first layers differ already: nothing could be run for all of them")
         self._state = _State(last=self.merged[-1])
+        self._differed = 0
         trial = Trial(self._members)
         for other in others:
             share_equal(first, other)
@@ -133,7 +177,7 @@ class PrefixGroup:
         """See `Group`."""
         counts = {name: count_of(batch) for name, batch in batches.items()}
         running = [name for name in self._members if counts.get(name)]
-        if len(running) < 2:
+        if len(running) < 2 or self._differed == DIFFERENCES_MAX:
             return alone(self._members, {name: batches[name] for name in running})
         joint = _joined([batches[name] for name in running])
         state = self._state
@@ -146,7 +190,24 @@ class PrefixGroup:
                 state.rows = slice(begin, begin + counts[name])
                 begin += counts[name]
                 answers[name] = self._members[name].infer(dict(batches[name]))
+            self._compare()
         return answers
+
+    def _compare(self) -> None:
+        """Raises CannotMerge where a shared module answered for other values than it was given."""
+        for name, own, wanted in self._state.given:
+            if not (
+                _is_same_memory(own, wanted)
+                or torch.equal(own, wanted)
+                or is_same(own, wanted, TOLERANCE, TOLERANCE)
+            ):
+                self._differed += 1
+                if self._differed == DIFFERENCES_MAX:
+                    log.warning("heads_differ module=%s: they run apart from now on", name)
+                raise CannotMerge(
+                    f"{name} is given other values when a model runs with others' rows: they prepare or mix rows differently"
+                )
+        self._differed = 0
 
     def _find_rows(self) -> None:
         """By batches of two and of three: that a length is that of the batch may be chance."""
@@ -173,21 +234,24 @@ class PrefixGroup:
         finally:
             state.mode = "alone"
             state.kept.clear()
+            state.given.clear()
 
 
-def _shapes(given: tuple[Any, ...], named: dict[str, Any]) -> list[torch.Size]:
-    return [one.shape for one in taken_apart((given, named))[0]]
+def _fit(whole: Sequence[Any], own: Sequence[Any], total: int, count: int) -> bool:
+    """Whether what is beside the tensors of a call with all rows is that of a call with some of them, as far as it is plain.
 
-
-def _fit(whole: Sequence[torch.Size], total: int, own: Sequence[torch.Size], count: int) -> bool:
-    """Whether a call with those shapes for all rows is one with these for some of them."""
+    Whole numbers may be of rows.
+    """
     return len(whole) == len(own) and all(
-        len(left) == len(right)
-        and all(
-            one == other or (one, other) == (total, count) for one, other in zip(left, right, strict=True)
-        )
-        for left, right in zip(whole, own, strict=True)
+        one == other or (type(one) is type(other) is int and one * count == other * total)
+        for one, other in zip(whole, own, strict=True)
+        if isinstance(one, _PLAIN) or isinstance(other, _PLAIN)
     )
+
+
+def _is_same_memory(one: Tensor, other: Tensor) -> bool:
+    """As is what one shared module answered and the next one takes."""
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def _check_alike(nets: Sequence[nn.Module]) -> None:

@@ -293,3 +293,39 @@ class WeightyInACircle(Weighty):
         """Make it, with a circle that only the collector undoes."""
         super().load(device)
         self.itself = self
+
+
+class TwoViews(Doubler):
+    """Looks at each input twice; the mean of both is its answer."""
+
+    def pre(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Two rows for each request."""
+        return {"x": batch["x"].repeat_interleave(2, dim=0)}
+
+    def post(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One again."""
+        return {key: value.view(-1, 2, *value.shape[1:]).mean(dim=1) for key, value in outputs.items()}
+
+
+class TwoViewsOnly(TwoViews):
+    """Forgets the mean."""
+
+    def post(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As they are."""
+        return dict(outputs)
+
+
+class OneOfAll(Doubler):
+    """Answers one row for all."""
+
+    def post(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The first one."""
+        return {key: value[:1] for key, value in outputs.items()}
+
+
+class LeavesOut(Doubler):
+    """Drops rows that hold a NaN, and with them their requests."""
+
+    def pre(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The others."""
+        return {"x": batch["x"][~batch["x"].isnan().any(dim=1)]}

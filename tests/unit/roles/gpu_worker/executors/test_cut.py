@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import pytest
@@ -225,3 +225,49 @@ def test_the_profiler_measures_the_stages_it_can_and_says_why_not_the_others() -
     assert min(two) > 0
     assert isinstance(sixty, str)
     assert "cannot be 60 stages" in sixty
+
+
+class Normed:
+    """A batch norm with statistics, a scale that is a plain number, and a tensor that no module holds."""
+
+    by = 2.0
+    shift = torch.arange(6.0)
+
+    def __init__(self) -> None:
+        self.load("cpu")
+
+    def load(self, device: str) -> None:
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).eval().to(device)
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": self.net(batch["x"] * self.by + self.shift)}
+
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.zeros(6)}
+
+
+def other_statistics(model: Normed) -> None:
+    model.net.get_buffer("1.running_mean").add_(0.5)
+
+
+def other_order(model: Normed) -> None:
+    weight = model.net.get_parameter("0.weight")
+    weight.data = weight.data.flip(1)  # with the same sum
+
+
+def other_number(model: Normed) -> None:
+    model.by = 3.0
+
+
+def other_tensor(model: Normed) -> None:
+    model.shift = torch.arange(6.0).flip(0)
+
+
+@pytest.mark.parametrize("change", [other_statistics, other_order, other_number, other_tensor])
+def test_a_model_with_anything_else_in_it_is_another_one(change: Callable[[Normed], None]) -> None:
+    model, other = Normed(), Normed()
+    digest = Traced(model, model.example()).digest
+    assert Traced(other, other.example()).digest == digest
+    change(other)
+    assert Traced(other, other.example()).digest != digest

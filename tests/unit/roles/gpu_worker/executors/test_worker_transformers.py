@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +65,54 @@ def test_every_family_classifies_and_hears_who_said_it(kind: str) -> None:
     assert [(info.name, info.shape) for info in model.outputs] == [("logits", (3,))]
 
 
-def test_the_hub_is_switched_off() -> None:
-    load_model(small("bert", vocab_size=100), CPU)
-    assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == "1"
+ASKED = """
+import json, socket, sys
+from pathlib import Path
+
+asked = []
+
+def refuse(*address, **named):
+    asked.append(address[0])
+    raise OSError("there is no network here")
+
+socket.getaddrinfo = refuse
+socket.socket.connect = lambda _, address: refuse(address)
+
+import torch
+from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.loaders.base import WeightsError
+from roles.gpu_worker.executors.loaders.registry import load_model
+
+cpu = torch.device("cpu")
+config = tuple((key, json.dumps(value)) for key, value in json.loads(sys.argv[2]).items())
+by_type = LoaderSpec(zoo="transformers", arch="bert", sequence_length=16, config=config)
+for local in (by_type, LoaderSpec(zoo="transformers", weights=sys.argv[1], sequence_length=16)):
+    load_model(local, cpu)
+assert not asked, asked
+for local in (LoaderSpec(zoo="transformers", weights=sys.argv[1] + "-gone"), by_type):
+    try:
+        load_model(local, cpu)
+    except WeightsError:
+        pass
+assert not asked, asked
+try:
+    load_model(LoaderSpec(zoo="transformers", arch="nobody/nothing", from_hub=True), cpu)
+except WeightsError:
+    pass
+assert asked
+"""
+
+
+def test_the_hub_is_asked_by_a_model_that_wants_it_and_no_other_whichever_comes_first(
+    directory: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: what the hub's package reads as it is imported stays."""
+    config = json.dumps({"vocab_size": 100, **SMALL["bert"]})
+    known = {key: value for key, value in os.environ.items() if "OFFLINE" not in key}
+    env = {**known, "HF_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[5])}
+    command = [sys.executable, "-c", ASKED, str(directory), config]
+    ended = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3_000:]
 
 
 def test_answers_are_those_of_the_plain_call_bit_for_bit() -> None:

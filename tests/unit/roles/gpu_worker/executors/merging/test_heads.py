@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, No
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.merging import heads as heads_module
 from roles.gpu_worker.executors.merging.heads import load_heads
+from roles.gpu_worker.executors.merging.stacked import StackedGroup
 from roles.gpu_worker.executors.torch import TorchDevice
 
 CPU = torch.device("cpu")
@@ -365,5 +366,61 @@ class OneForAll(Two):
 def test_a_head_that_answers_one_row_for_many_is_named() -> None:
     loaded = load_heads((head("a", Two), head("b", OneForAll)), CPU)
     rows = {"x": torch.ones(3, WIDTH), HEAD_INPUT: torch.tensor([0, 1, 1])}
-    with pytest.raises(NotAModel, match="head b answers 1 rows of logits for 2"):
+    with pytest.raises(NotAModel, match=r"head b: its output 'logits' has shape \[1, 2\] for a batch of 2"):
         loaded.model.infer(rows)
+
+
+class LeavesOut(Two):
+    """Drops rows that hold a NaN."""
+
+    def pre(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": batch["x"][~batch["x"].isnan().any(1)]}
+
+
+class TwoViews(Two):
+    """Looks at each input twice, and takes the mean."""
+
+    def pre(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"x": batch["x"].repeat_interleave(2, dim=0)}
+
+    def post(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: value.view(-1, 2, *value.shape[1:]).mean(1) for key, value in outputs.items()}
+
+
+def joint(
+    monkeypatch: pytest.MonkeyPatch, merge: str, class_: type[Two]
+) -> Callable[[Sequence[float], Sequence[int]], Tensor]:
+    """Two heads of that class, with rows of these values."""
+    monkeypatch.setattr(StackedGroup, "_measured_gain", lambda _: 10.0)  # however fast it is here
+    model = load_heads((head("a", class_), head("b", class_)), CPU, merge).model
+
+    def infer(values: Sequence[float], heads: Sequence[int]) -> Tensor:
+        rows = torch.tensor(values)[:, None].expand(-1, WIDTH)
+        with torch.inference_mode():
+            return model.infer({"x": rows, HEAD_INPUT: torch.tensor(heads)})["logits"]
+
+    return infer
+
+
+@pytest.mark.parametrize("merge", ["prefix", "stacked", "operators"])
+def test_rows_that_a_head_leaves_out_are_nobodys(monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
+    infer = joint(monkeypatch, merge, LeavesOut)
+    nan = float("nan")
+    for values, heads in [
+        ((1.0, nan, 2.0, 3.0), (0, 0, 1, 1)),
+        ((nan, 1.0, 2.0), (0, 0, 1)),
+        ((1.0, 2.0, nan), (0, 0, 1)),
+        ((nan, 1.0, 2.0), (0, 1, 1)),
+        ((nan, nan), (0, 1)),
+    ]:
+        with pytest.raises(NotAModel, match="for a batch of"):
+            infer(values, heads)
+    apart = infer((3.0,), (1,))
+    assert torch.allclose(infer((1.0, 2.0, 3.0), (0, 0, 1))[2:], apart)
+
+
+@pytest.mark.parametrize("merge", ["prefix", "stacked", "operators"])
+def test_a_head_may_make_several_rows_of_a_request(monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
+    infer, plain = joint(monkeypatch, merge, TwoViews), joint(monkeypatch, merge, Two)
+    for values, heads in [((1.0, 2.0, 3.0), (0, 1, 1)), ((1.0, 2.0), (0, 1)), ((1.0, 2.0), (1, 1))]:
+        assert torch.allclose(infer(values, heads), plain(values, heads), atol=1e-5)
