@@ -75,14 +75,14 @@ def fits(demands: Sequence[Demand], slices: Mapping[str, Mapping[str, Sequence[f
             best = max(filled, key=lambda pair: pair[0])[1]
             best.demands.append(demand)
             continue
-        rest = demand.rate
+        over = demand.rate
         for name in [name for name in free if demand.model in serves[name]]:
             free.remove(name)
             most = most_per_ms(slices[name][demand.model], demand.slo_ms)
-            if rest <= most:
-                shared.append(Shared(name, [Demand(demand.model, demand.slo_ms, rest)]))
+            if over <= most:
+                shared.append(Shared(name, [Demand(demand.model, demand.slo_ms, over)]))
                 break
-            rest -= most
+            over -= most
         else:
             return False
     return True
