@@ -235,7 +235,7 @@ BASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "everybody's, sticky": (lambda base: base.chmod(0o1777), "others may write in"),
     "in everybody's": (lambda base: base.parent.chmod(0o777), "others may write in"),
     "further down in everybody's": (lambda base: base.parent.parent.chmod(0o777), "others may write in"),
-    "a link": (lambda base: (base.rename(base.with_name("b")), base.symlink_to("b")), "no directory"),
+    "a link": (lambda base: base.symlink_to(base.rename(base.with_name("b"))), "no directory"),
     "behind a link in everybody's": (linked, "others may write in"),
 }
 
