@@ -48,7 +48,7 @@ from roles.node_agent.mps.environment import without_mps
 from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
-from roles.node_agent.workers.sockets import remove_sockets
+from roles.node_agent.workers.sockets import WorkerSockets
 from roles.runtime.children import Processes
 from roles.runtime.core import SCHEDULER, Heard, Send
 from roles.runtime.defects import DefectReport
@@ -157,6 +157,7 @@ class _Agent:
         self._pins = CorePins(node.pin_cores)
         self._sharing = Sharing(node, gpus, run_dir, options.sharing, self._outlive_ms)
         self._records = WorkerRecords(run_dir, node.host)
+        self._sockets = WorkerSockets(run_dir)
         self._core = NodeAgentCore(
             AgentSelf(
                 node.node_id,
@@ -314,6 +315,7 @@ class _Agent:
         """Names come again where a former agent's worker was not written down: its pid tells it from our own child."""
         match received.message:
             case WorkerHello(worker_id=name, pid=pid) if self._processes.pid(name) not in (None, pid):
+                self._sockets.share(name)
                 return StrangerGreeted(received.peer)
         return from_worker(received)
 
@@ -321,7 +323,7 @@ class _Agent:
         self._pins.give_back(exited.name)
         self._sharing.left(exited.name)
         self._records.forget(exited.name)
-        remove_sockets(self._run_dir, exited.name)
+        self._sockets.remove(exited.name)
         return exited
 
     def _sample(self) -> GpusSampled:

@@ -3,6 +3,7 @@
 A model that fills slices gets them for itself, each with the largest batch B of 2·l(B) <= SLO. What is left of a model
 runs the largest batch b with l(b) + b/r <= SLO once per b/r. Left-overs share a slice while, at the shortest of their
 cycles, all their batches fit into the cycle and each finishes within its SLO; the fullest slice that takes one gets it.
+A left-over is more than a slower slice carries: then it fills that one and goes on with the rest.
 Of free slices a model takes none on which one request is late, the only slice of another model last, and before that the
 ones that can serve the fewest models.
 """
@@ -54,12 +55,12 @@ def fits(demands: Sequence[Demand], slices: Mapping[str, Mapping[str, Sequence[f
                     return False
                 break
             run_ms = slices[name][demand.model]
-            size = sum(2 * ms <= demand.slo_ms for ms in run_ms) or 1
-            if rate < size / run_ms[size - 1]:
+            most = most_per_ms(run_ms, demand.slo_ms)
+            if rate < most:
                 rest = Demand(demand.model, demand.slo_ms, rate)
                 left.append((alone(rest, run_ms)[1] / alone(rest, run_ms)[0], rest))
                 break
-            rate -= size / run_ms[size - 1]
+            rate -= most
             free.remove(name)
     left.sort(key=lambda pair: (-pair[0], pair[1].model))
     shared: list[Shared] = []
@@ -74,12 +75,23 @@ def fits(demands: Sequence[Demand], slices: Mapping[str, Mapping[str, Sequence[f
             best = max(filled, key=lambda pair: pair[0])[1]
             best.demands.append(demand)
             continue
-        name = next((name for name in free if demand.model in serves[name]), None)
-        if name is None:
+        over = demand.rate
+        for name in [name for name in free if demand.model in serves[name]]:
+            free.remove(name)
+            most = most_per_ms(slices[name][demand.model], demand.slo_ms)
+            if over <= most:
+                shared.append(Shared(name, [Demand(demand.model, demand.slo_ms, over)]))
+                break
+            over -= most
+        else:
             return False
-        free.remove(name)
-        shared.append(Shared(name, [demand]))
     return True
+
+
+def most_per_ms(run_ms: Sequence[float], slo_ms: float) -> float:
+    """What a slice carries that has a model to itself."""
+    size = sum(2 * ms <= slo_ms for ms in run_ms) or 1
+    return size / run_ms[size - 1]
 
 
 def alone(demand: Demand, run_ms: Sequence[float]) -> tuple[float, float]:

@@ -43,11 +43,17 @@ class Place:
             raise Refused(f"{self.host!r} can be no host's name")
         self.units = str(request["units"])
         self.base = Path.home() / Path(request["directory"]).expanduser() / self.host
-        socket_path = self.base / "run" / f"worker-{self.host}-9999.sock"
+        self.run_dirs = self.base / "run", Path(f"/tmp/tenuto-{os.getuid()}-{self.host}")
+        socket_path = self.run_dirs[0] / f"worker-{self.host}-9999.sock"
         is_near = (
             len(os.fsencode(socket_path)) <= SOCKET_PATH_MAX and file_system(self.base) not in ON_A_NETWORK
         )
-        self.run_dir = self.base / "run" if is_near else Path(f"/tmp/tenuto-{os.getuid()}-{self.host}")
+        self.run_dir = self.run_dirs[0 if is_near else 1]
+
+    def refuse_others_folders(self) -> None:
+        """Raises Refused where others may put something into our folders, or other folders in their place."""
+        refuse_others_base(self.base)
+        self.refuse_others_run_dir()
 
     def refuse_others_run_dir(self) -> None:
         """Raises Refused where others may have put something into our run directory; one that is not there is nobody's."""
@@ -127,6 +133,30 @@ def not_ours(path: Path) -> str:
     return "is one that others may write in" if status.st_mode & 0o022 else ""
 
 
+def refuse_others_base(base: Path) -> None:
+    """Raises Refused where anybody may write in the folder of our scripts and keys, or put another in its place.
+
+    Its group may, as in the home of a user with a group of their own: what we make there is ours alone.
+    """
+    uid, above = os.getuid(), base.parent.resolve()
+    for path in [base, *base.parents, above, *above.parents]:
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue
+        is_directory, is_ours = stat.S_ISDIR(status.st_mode), status.st_uid in (uid, 0)
+        is_sticky = bool(status.st_mode & stat.S_ISVTX)
+        reason = ""
+        if path == base and not is_directory:
+            reason = "is no directory"
+        elif not is_ours and (path in (base, base.parent, above) or path.parent.stat().st_mode & 0o002):
+            reason = f"belongs to user {status.st_uid}, not to {uid}, who deploys"
+        elif is_directory and status.st_mode & 0o002 and (path == base or not is_sticky):
+            reason = "is one that others may write in"
+        if reason:
+            raise Refused(f"{path} {reason}: have it removed, or name another deploy.directory")
+
+
 def places_here() -> list[Place]:
     """Of the clusters of which a process of this user runs on this host: whatever their folders' names are, and whoever else has folders here."""
     bases = set()
@@ -135,9 +165,21 @@ def places_here() -> list[Place]:
             folder = (entry / "cwd").readlink()
             if folder.parent.name == "configs" and (folder / "cluster.json").is_file():
                 bases.add(folder.parent.parent)
-    return [
+    places = [
         Place({"host": base.name, "directory": str(base.parent), "units": "auto"}) for base in sorted(bases)
     ]
+    for place in places:
+        # Where the home is a link, the roles know a shorter path than the one that their folder has, and their run directory may be the other.
+        place.run_dir = next((one for one in place.run_dirs if living_in(place, one)), place.run_dir)
+    return places
+
+
+def living_in(place: Place, folder: Path) -> list[dict[str, Any]]:
+    """The run files in a run directory whose roles live; none where others may write in it."""
+    if not_ours(folder):
+        return []
+    found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
+    return [one for one in found if "role_id" in one and living_pid(one)]
 
 
 def living_pid(run_file: Mapping[str, Any]) -> int:

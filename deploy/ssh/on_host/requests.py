@@ -18,7 +18,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from deploy.ssh.on_host.folders import Place, living_pid, not_ours, places_here, read_object
+from deploy.ssh.on_host.folders import (
+    Place,
+    living_in,
+    living_pid,
+    places_here,
+    read_object,
+    refuse_others_base,
+)
 from deploy.ssh.on_host.logs import LogReader
 from deploy.ssh.on_host.looking import COMPLETE, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
@@ -237,14 +244,6 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster}
 
 
-def living_in(place: Place, folder: Path) -> list[dict[str, Any]]:
-    """The run files in a run directory whose roles live; none where others may write in it."""
-    if not_ours(folder):
-        return []
-    found = [place.run_file(path.stem, folder) for path in sorted(folder.glob("*.json"))]
-    return [one for one in found if "role_id" in one and living_pid(one)]
-
-
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a `tenuto` command of the version that runs here says, as JSON; empty while it cannot say anything."""
     command = [str(place.version(place.state.get("version", "none")) / "bin/tenuto"), *request["words"]]
@@ -293,6 +292,7 @@ def _locked(base: Path) -> IO[str] | None:
     path = base / LOCK
     with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as opened:
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_others_base(base)  # somebody may have made it just now
         lock = opened.enter_context(path.open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
@@ -323,7 +323,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     try:
         place = Place(request)
-        place.refuse_others_run_dir()
+        place.refuse_others_folders()
         does = DOES[request["do"]]
         if request["do"] in READS:
             answer = does(place, request)

@@ -8,7 +8,8 @@ it tries that one cycle alone, asks for a request's own batch within the SLO ins
 rates to the slices there are.
 
 Nexus' own slices are all alike. Where some host other models than others do, a model takes those first that no other
-model depends on, and what one model's slices cannot carry holds back only those that share them.
+model depends on, and what one model's slices cannot carry holds back only those that share them. Where some are slower,
+a residue that finds only these free saturates them like a load.
 """
 
 from __future__ import annotations
@@ -195,16 +196,25 @@ def pack(loads: Sequence[ModelLoad], homes: Homes) -> PackedPlan:
             residues.append((_occupancy(bin_, replace(load, per_ms=per_ms)), load, per_ms))
     residues.sort(key=lambda residue: (-residue[0], residue[1].model_id))
     shared: dict[SliceId, Bin] = {}
-    for _, load, per_ms in residues:
-        if not _merge(plan, shared, load, per_ms):
-            bin_ = next(_free(plan, homes[load.model_id]), None)
-            if bin_ is None:
-                plan.left.add(load.model_id)
-                continue
-            shared[bin_.slice_id] = bin_
+    for _, load, rest_per_ms in residues:
+        if _merge(plan, shared, load, rest_per_ms):
+            continue
+        per_ms = rest_per_ms
+        for bin_ in _free(plan, homes[load.model_id]):
             table = bin_.tables[load.model_id]
-            size, _ = _residue(table, load.budget_ms, per_ms)
-            plan.shares[bin_.slice_id] = [Share(load, table, per_ms, size)]
+            full = saturated_size(table, load.budget_ms)
+            if per_ms <= full / table[full]:
+                size, duty_ms = _residue(table, load.budget_ms, per_ms)
+                # Just below saturation the batch that waits for all its requests can be one too small to keep up.
+                size = size if table[size] <= duty_ms else full
+                shared[bin_.slice_id] = bin_
+                plan.shares[bin_.slice_id] = [Share(load, table, per_ms, size)]
+                break
+            # Slower than the slice that it would have been a residue on, which another took.
+            per_ms -= full / table[full]
+            plan.shares[bin_.slice_id] = [Share(load, table, full / table[full], full)]
+        else:
+            plan.left.add(load.model_id)
     return plan
 
 

@@ -51,6 +51,14 @@ class Hosting:
             pass
         return self._sum(range(len(self._has)))[0]
 
+    def hosted(self) -> dict[int, frozenset[ModelId]]:
+        """The models of each GPU."""
+        return {
+            gpu.index: self._hosted[self.of_gpu[gpu.index]][number]
+            for number, kind in enumerate(self._kinds)
+            for gpu in kind.gpus
+        }
+
     def _swap(self) -> bool:
         """The best exchange of two GPUs of different kinds."""
         everywhere = range(len(self._has))

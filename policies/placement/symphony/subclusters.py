@@ -6,9 +6,8 @@ divided in proportion to what each sub-cluster keeps busy, so what the partition
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 
 from fabric.ids import ModelId
 from policies.placement.common.base import (
@@ -20,13 +19,16 @@ from policies.placement.common.base import (
     largest_batch,
     slice_memory_bytes,
 )
-from policies.placement.common.gpu_kinds import gpu_classes, gpu_kind
+from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.symphony.hosting import Hosting
 from policies.subclusters import Bounds, Partition, PartitionModel, partition
 
 # Of all the memory that models take, how much may be unloaded and loaded at one re-plan besides new models:
 # while a GPU loads, it does not serve, and a tenth keeps that below a model's own rate of change.
 _DISRUPTION_MAX = 0.1
+
+# Where GPUs are of several kinds and nothing else is gained, by how much the busiest must be relieved for a change.
+_RELIEF_MIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,46 @@ def subclusters_of(
         if lost == len(divided.reasons):  # with fewer sub-clusters there is no more memory
             break
     assert best is not None
+    divided = best[1]
+    if current and len(kinds) > 1:
+        # One kind of GPU hosts all models of its sub-cluster, so that a plan shows them, and few models change theirs. With several
+        # a plan may not show which GPUs belong together: it stays unless the new one is better, so equal inputs settle.
+        kept = _as_it_runs(hostable, gpus, current, wanted)
+        was, would = (
+            _worth(Hosting(hostable, gpus, possible, profiles, one.of_model, one.of_gpu), weights, count)
+            for one in (kept, divided)
+        )
+        if (*would[:-1], would[-1] * _RELIEF_MIN) >= was:
+            divided = kept
     # So that whoever can be hosted nowhere learns from the GPUs themselves why.
     nowhere = {model.model_id: 0 for model in models if not possible[model.model_id]}
-    return replace(best[1], of_model={**nowhere, **best[1].of_model})
+    return replace(divided, of_model={**nowhere, **divided.of_model})
+
+
+def _as_it_runs(
+    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], current: Placement, wanted: int
+) -> Subclusters:
+    """Models and GPUs where they are; a GPU that hosts nothing goes on so."""
+    groups = _connected({one.gpu: {model.model_id for model in one.models} for one in current.slices})
+    of_gpu = {gpu: j for j, (_, own) in enumerate(groups) for gpu in own}
+    of_model = {model_id: j for j, (inside, _) in enumerate(groups) for model_id in inside}
+    return Subclusters(
+        {model.model_id: of_model[model.model_id] for model in models if model.model_id in of_model},
+        {gpu.index: of_gpu.get(gpu.index, len(groups)) for gpu in gpus},
+        {model.model_id: _no_room(len(groups)) for model in models if model.model_id not in of_model},
+        _fewer(len(groups), wanted) if len(groups) < wanted else (),
+    )
+
+
+def _worth(hosting: Hosting, weights: Mapping[ModelId, float], count: int) -> tuple[int, int, int, float]:
+    """Of two divisions the smaller is better: models and GPUs left out, how far from the number asked for, and the largest load per GPU."""
+    hosted = hosting.hosted()
+    groups = _connected(hosted)
+    lost = len(weights) - sum(len(models) for models, _ in groups)
+    busiest = max(
+        (sum(weights[model_id] for model_id in models) / len(own) for models, own in groups), default=0.0
+    )
+    return lost, sum(not models for models in hosted.values()), abs(len(groups) - count), busiest
 
 
 def _divided(
@@ -84,27 +123,20 @@ def _divided(
     count: int,
 ) -> tuple[int, Subclusters]:
     """So many sub-clusters, and how many models they cannot host."""
-    now = _Now.of(current, gpus, count)
+    now = _Now.of(current, count)
     found = _partition(models, possible, weights, profiles, now.of_model, count)
 
-    def arranged(of_model: Mapping[ModelId, int]) -> tuple[int, Hosting]:
-        load = [0.0] * count
-        for model_id, place in of_model.items():
-            load[place] += weights[model_id]
-        hosting = Hosting(models, gpus, possible, profiles, of_model, _divide(gpus, load, now.of_gpu))
-        return hosting.arranged(), hosting
+    load = [0.0] * count
+    for model_id, place in found.subcluster_of.items():
+        load[place] += weights[model_id]
+    hosting = Hosting(models, gpus, possible, profiles, found.subcluster_of, _divide(gpus, load, now.of_gpu))
+    lost = hosting.arranged()
+    reasons = dict.fromkeys(found.unplaced, _no_room(count))
+    return lost + len(found.unplaced), Subclusters(hosting.of_model, hosting.of_gpu, reasons)
 
-    lost, hosting = arranged(found.subcluster_of)
-    if hosting.of_model != found.subcluster_of and now.of_model.keys() >= hosting.of_model.keys():
-        # The even partition cannot be had: without this it would be tried, and undone, at each re-plan.
-        kept = {model_id: now.of_model[model_id] for model_id in hosting.of_model}
-        kept_lost, kept_hosting = arranged(kept)
-        if kept_lost <= lost and kept_hosting.of_model == kept:
-            lost, hosting = kept_lost, kept_hosting
-    reason = f"memory: none of {count} sub-clusters has room for it"
-    return lost + len(found.unplaced), Subclusters(
-        hosting.of_model, hosting.of_gpu, dict.fromkeys(found.unplaced, reason)
-    )
+
+def _no_room(count: int) -> str:
+    return f"memory: none of {count} sub-clusters has room for it"
 
 
 def partition_models(
@@ -206,38 +238,35 @@ class _Now:
     of_gpu: Mapping[int, int]
 
     @classmethod
-    def of(cls, current: Placement | None, slots: Sequence[GpuSlot], count: int) -> _Now:
-        """Nothing, where there are more of them than there shall be: then all is divided anew.
+    def of(cls, current: Placement | None, count: int) -> _Now:
+        """Nothing, where there are more of them than there shall be: then all is divided anew, from the inputs alone.
 
-        Two that have no kind of GPU in common may be one: no GPU of it hosts the models of both. The smallest are taken for that.
+        One whose kinds of GPU have no model in common looks like two in a plan, which does not tell that they belong together.
         """
-        groups: list[tuple[set[ModelId], list[int]]] = []
-        for planned in sorted(current.slices if current else (), key=lambda one: one.gpu):
-            models, gpus = {model.model_id for model in planned.models}, [planned.gpu]
-            for group in [group for group in groups if group[0] & models]:
-                groups.remove(group)
-                models |= group[0]
-                gpus = group[1] + gpus
-            groups.append((models, gpus))
-        groups.sort(key=lambda group: min(group[1]))
-        kind_of = {slot.index: gpu_kind(slot) for slot in slots}
-        while len(groups) > count:
-            kinds = [{kind_of.get(gpu) for gpu in group[1]} for group in groups]
-            pairs = [
-                (one, other)
-                for one, other in combinations(range(len(groups)), 2)
-                if not kinds[one] & kinds[other]
-            ]
-            if not pairs:
-                return cls({}, {})
-            joined = min(pairs, key=lambda pair: sum(len(groups[one][1]) for one in pair))
-            models, own = groups.pop(joined[1])
-            groups[joined[0]][0].update(models)
-            groups[joined[0]][1].extend(own)
+        groups = _connected(
+            {one.gpu: {model.model_id for model in one.models} for one in (current.slices if current else ())}
+        )
+        if len(groups) > count:
+            return cls({}, {})
         return cls(
             {model_id: j for j, (models, _) in enumerate(groups) for model_id in models},
             {gpu: j for j, (_, gpus) in enumerate(groups) for gpu in gpus},
         )
+
+
+def _connected(hosted: Mapping[int, Collection[ModelId]]) -> list[tuple[set[ModelId], list[int]]]:
+    """Models and the GPUs that host them, those together that have one in common, by their first GPU."""
+    groups: list[tuple[set[ModelId], list[int]]] = []
+    for gpu, own in sorted(hosted.items()):
+        if not own:
+            continue
+        models, gpus = set(own), [gpu]
+        for group in [group for group in groups if group[0] & models]:
+            groups.remove(group)
+            models |= group[0]
+            gpus = group[1] + gpus
+        groups.append((models, gpus))
+    return sorted(groups, key=lambda group: min(group[1]))
 
 
 def _divide(gpus: Sequence[GpuSlot], load: Sequence[float], now: Mapping[int, int]) -> dict[int, int]:

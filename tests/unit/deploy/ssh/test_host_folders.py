@@ -188,7 +188,7 @@ def test_nothing_is_asked_of_a_run_directory_that_others_may_write_in(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
     requests.main()
     told = json.loads(capsys.readouterr().out.removeprefix(MARK))
-    assert str(place.run_dir) in told["error"]
+    assert str(place.base) in told["error"]
     assert reason in told["error"]
     assert sorted(path for path in place.base.rglob("*") if path.name != requests.LOCK) == before
 
@@ -221,3 +221,70 @@ def test_run_files_are_taken_only_from_directories_of_ours(
     assert [one["role_id"] for one in requests.run_files(place, {})["run_files"]] == ["scheduler-0"]
     others.chmod(0o777)
     assert requests.run_files(place, {})["run_files"] == []
+
+
+def linked(base: Path) -> None:
+    """The directory is a link to one that is ours, and its own folder everybody's."""
+    real = base.parent.rename(base.parent.parent / "real")
+    base.parent.symlink_to(real)
+    base.parent.parent.chmod(0o777)
+
+
+BASES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "everybody's": (lambda base: base.chmod(0o777), "others may write in"),
+    "everybody's, sticky": (lambda base: base.chmod(0o1777), "others may write in"),
+    "in everybody's": (lambda base: base.parent.chmod(0o777), "others may write in"),
+    "further down in everybody's": (lambda base: base.parent.parent.chmod(0o777), "others may write in"),
+    "a link": (lambda base: base.symlink_to(base.rename(base.with_name("b"))), "no directory"),
+    "behind a link in everybody's": (linked, "others may write in"),
+}
+
+
+def asked_to(asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The error."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "umask", lambda _: 0)
+    line = json.dumps({"do": asked, "host": "a", "directory": "s/.t", "units": "supervisor"}).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
+    requests.main()
+    return str(json.loads(capsys.readouterr().out.removeprefix(MARK)).get("error", ""))
+
+
+@pytest.mark.parametrize("kind", BASES)
+@pytest.mark.parametrize("asked", requests.DOES)
+def test_nothing_is_asked_of_a_folder_of_scripts_and_keys_that_others_may_write_in_or_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str, kind: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    base = tmp_path / "s/.t/a"
+    (base / "run").mkdir(parents=True, mode=0o700)
+    make, reason = BASES[kind]
+    make(base)
+    before = sorted(tmp_path.rglob("*"))
+    assert reason in asked_to(asked, monkeypatch, capsys)
+    assert sorted(tmp_path.rglob("*")) == before, "nor is there a lock"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_directory_of_another_user_is_refused_and_one_that_its_group_may_write_in_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
+) -> None:
+    base = tmp_path / "s/.t/a"
+    base.mkdir(parents=True)
+    for path in (base, base.parent, base.parent.parent):
+        path.chmod(0o775)
+    if owned:
+        with alone(base):
+            assert (base / requests.LOCK).exists()
+        return
+    real, others = Path.lstat, base.parent
+
+    def lstat(path: Path) -> os.stat_result:
+        found = real(path)
+        uid = os.getuid() + 1 if path == others else found.st_uid
+        return os.stat_result((*found[:4], uid, *found[5:]))
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with pytest.raises(Refused, match="belongs to user"), alone(base):
+        pass
+    assert not (base / requests.LOCK).exists()

@@ -58,6 +58,19 @@ def test_the_cluster_that_runs_there_is_found(starts: Starts, directory: str, sp
     assert found["cluster"]["cluster"] == {"of": directory}
 
 
+def test_the_cluster_is_found_where_the_home_is_a_link_to_a_long_path(
+    starts: Starts, short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its roles know the short path, and their run directory is there; their folders are told by the long one."""
+    real = tmp_path / ("long-" * 18)
+    real.mkdir()
+    (short_path / "home").symlink_to(real)
+    monkeypatch.setenv("HOME", str(short_path / "home"))
+    run_dir = starts(".tenuto", "head")
+    assert [one["role_id"] for one in told("10.0.0.1")["run_files"]] == ["node-a"]
+    assert Path(told("10.0.0.1")["looked_in"][0]).samefile(run_dir)
+
+
 def test_of_several_it_is_the_one_that_is_named(starts: Starts) -> None:
     starts("srv", "head")
     ours = starts(".tenuto", "head")

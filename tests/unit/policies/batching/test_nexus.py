@@ -214,3 +214,36 @@ def test_nexus_reassigns_slices_by_measured_rates() -> None:
     late = {batch.slice_id for batch in to.batches if batch.start_at_ms > 1100}
     assert len(early) == 1
     assert late == {"s0", "s1"}
+
+
+def uneven(slow: int) -> list[Bin]:
+    fast = {ModelId(name): exec_table(linear(0.5, 2, 16)) for name in "ab"}
+    late = {ModelId(name): exec_table(linear(5, 20, 16)) for name in "ab"}
+    return [Bin(SliceId("fast"), fast), *(Bin(SliceId(f"slow{place}"), late) for place in range(slow))]
+
+
+@pytest.mark.parametrize("slo_ms", [100.0, 200.0])
+@pytest.mark.parametrize("rate", [0.001, 0.039, 0.1, 0.17, 0.28, 1.0, 1.5])
+@pytest.mark.parametrize("slow", [0, 1, 3])
+def test_no_slice_is_planned_to_carry_more_than_its_batches_do(slow: int, rate: float, slo_ms: float) -> None:
+    """Whatever the slices' speeds: what is a residue on the fast slice may be several times what a slow one carries."""
+    two = exec_table(
+        (40.0, 50.0, 200.0)
+    )  # of 39 a second with an SLO of 100 ms, one at a time is too slow, two are not
+    slices = [*uneven(slow), Bin(SliceId("two"), {ModelId("a"): two})]
+    loads = [ModelLoad(ModelId(name), slo_ms, rate) for name in "ab"]
+    for plan in (packed(loads, slices), packed(loads[:1], slices[-1:]), spread(loads, slices)):
+        for share in (share for of in plan.shares.values() for share in of):
+            assert share.per_ms <= share.batch_size / share.table[share.batch_size] + 1e-9
+
+
+def test_a_residue_that_finds_slow_slices_only_fills_them_one_after_another() -> None:
+    loads = [
+        ModelLoad(ModelId("a"), 200.0, 0.9),
+        ModelLoad(ModelId("b"), 200.0, 0.75),
+    ]  # a slow one carries 0.16
+    plan = packed(loads, uneven(5))
+    assert not plan.left
+    assert [[share.load.model_id for share in of] for of in plan.shares.values()] == [["a"], *[["b"]] * 5]
+    assert capacity_of(plan, "b") == pytest.approx(0.75)
+    assert packed(loads, uneven(4)).left == {"b"}

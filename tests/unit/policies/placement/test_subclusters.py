@@ -179,3 +179,28 @@ def test_with_fewer_gpus_of_a_type_than_subclusters_there_are_fewer() -> None:
     known = profiles("a", "b", gpu_type="t4")
     placed = placement_policy("symphony", {"subclusters": 2}).place(models({"a": 9, "b": 9}), slots, known)
     assert hosted(placed) == ["ab"]
+
+
+def test_equal_inputs_have_equal_plans_also_where_subclusters_divide_by_the_type_of_gpu() -> None:
+    draw = random.Random(1)
+    sizes_gb = {"v100": 16, "t4": 16, "a100": 40}
+    types = list(sizes_gb)
+    slots = [slot for i in range(60) for slot in gpus(1, types[i % 3], sizes_gb[types[i % 3]], first=i)]
+    asked: list[PlacedModelInput] = []
+    for i in range(60):
+        rate, gib = draw.uniform(1, 50), draw.uniform(0.1, 2.0)
+        asked.append(PlacedModelInput(ModelId(f"m{i}"), 30.0, rate, int(gib * GIB)))
+    known = {
+        (model.model_id, of): PROFILE for model in asked for of in draw.sample(types, draw.choice([1, 2, 3]))
+    }
+    policy = placement_policy("symphony", {"subclusters": 20})
+    plans = [policy.place(asked, slots, known)]
+    for _ in range(3):
+        plans.append(policy.place(asked, slots, known, plans[-1]))
+    assert [plan.unplaced for plan in plans] == [()] * 4
+    assert [plan.slices for plan in plans[1:]] == [plans[0].slices] * 3
+    slower = [
+        PlacedModelInput(m.model_id, m.slo_ms, m.rate_rps and m.rate_rps * 0.99, m.memory_bytes)
+        for m in asked
+    ]
+    assert policy.place(slower, slots, known, plans[-1]).slices == plans[-1].slices
