@@ -132,7 +132,9 @@ class SchedulerCore:
                 self._fleet, self._batches, self._estimates, self._updates, discipline, run_time_watch
             )
             loads = MeasuredRates(self._batches.tallies)
-            self.controller = Controller(planning, self._fleet, self._actuator, loads, run_time_watch, names)
+            self.controller = Controller(
+                planning, self._fleet, self._actuator, loads, run_time_watch, names, self.settings
+            )
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made
             self._on[SectionAsked] = self._on_section_asked
@@ -169,7 +171,7 @@ class SchedulerCore:
                 for model_id in self._replicas
             ),
             slices=tuple((record.node_id, record.spec) for record in fleet.slices.values()),
-            priorities=self._estimates.priorities,
+            priorities=dict(self._estimates.priorities),
             hints={
                 (slice_id, model_id): target
                 for slice_id, record in fleet.slices.items()

@@ -365,8 +365,9 @@ class SchedulerShell:
             while controller.unlogged:
                 log.info("placement %s", controller.unlogged.popleft())
             assert self._settled is not None, "it began with one"
-            if controller.is_steady and controller.settled != self._settled.number:
-                self._settled = self._copy_of(core.settings(), controller.settings(), controller.settled)
+            if controller.settled != self._settled.number:
+                plan = controller.settled_plan()
+                self._settled = self._copy_of(plan.settings, plan.planning, plan.number)
             epoch = self._replica.epoch  # until one is granted another plan would count for more
             if epoch != NO_EPOCH and kept.is_due(epoch, self._settled.number, self._clock):
                 # Before anybody hears that it is settled; what it began with nobody asked for, and agents wait for their epoch.

@@ -47,6 +47,16 @@ LONG = {"for_ms": 6_500.0}
             Shape(frontends=2, clients=2, models=2, delay_ms=2.0, start_ms=200.0, slo_ms=300.0),
             (Fault(53.9, "cut", "worker:0", "agent:0", **LONG),),
         ),
+        # The next change had begun when the first one was answered, so that one was on no disk when the only agent was lost.
+        Script(
+            6059,
+            Shape(schedulers=2, delay_ms=2.0, start_ms=20.0, models=2, rate_rps=40.0, slo_ms=40.0),
+            (
+                Fault(238.3, "change", "operator", "slo:1"),
+                Fault(241.2, "kill", "agent:0", for_ms=350.0),
+                Fault(244.8, "change", "operator", "add:2"),
+            ),
+        ),
         # The epoch of the next scheduler was under way: the worker never heard whom to obey.
         Script(
             1664,

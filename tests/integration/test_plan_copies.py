@@ -17,6 +17,8 @@ from fabric.messages import (
     LeaseReport,
     ModelsAdd,
     ModelSet,
+    ModelsRemove,
+    PlanChange,
     PlanCopy,
     SchedulerHello,
 )
@@ -95,10 +97,11 @@ class Active:
         """The standby says hello again: it wants a copy."""
         self.feed(Heard(STANDBY, SchedulerHello("scheduler-1", Incarnation("0"))))
 
-    def feed(self, event: Heard | Tick) -> None:
+    def feed(self, *events: Heard | Tick) -> None:
         """One turn, and what agents answer."""
-        for action in self.shell._replica.handle(event, self._now_ms):
-            self.shell._perform(action)
+        for event in events:
+            for action in self.shell._replica.handle(event, self._now_ms):
+                self.shell._perform(action)
         self.shell._end_turn()
         sent, self._sent = self._sent, []
         for peer, message in sent:
@@ -183,6 +186,19 @@ def test_a_copy_holds_the_plan_that_was_settled_last(one: Active, terms: int, st
     assert one.on_disk == (one.epoch, terms)
     newest = max(one.copies, key=lambda copy: (copy.epoch, copy.number))
     assert (newest.epoch, term_of(newest.document)) == one.on_disk
+
+
+@pytest.mark.parametrize(
+    "next_", [ModelsAdd(99, json.dumps([MODEL | {"name": "other"}])), ModelsRemove(99, (ModelId("fast"),))]
+)
+def test_what_an_operator_was_told_is_kept_though_the_next_change_begins_in_the_same_turn(
+    one: Active, next_: PlanChange
+) -> None:
+    one.feed(Heard(OPERATOR, ModelSet(1, ModelId("fast"), term=1)), Heard(OPERATOR, next_))
+    assert not one.is_steady
+    assert one.on_disk == (one.epoch, 1)
+    one.greet()
+    assert (one.copies[-1].epoch, term_of(one.copies[-1].document)) == (one.epoch, 1)
 
 
 def test_numbers_go_on_where_the_epoch_is_raised(one: Active) -> None:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -63,6 +64,7 @@ from roles.scheduler.planning.planned_rates import PlannedRates
 from roles.scheduler.planning.running_move import MoveState, RunningMove
 from roles.scheduler.planning.slice_names import SliceNames
 from roles.scheduler.planning.usable_gpus import GpuPresence
+from roles.scheduler.settings import SchedulerSettings
 
 LOOK_EVERY_MS = 500.0  # iGniter's half second
 LOADS_EVERY_MS = 1_000.0
@@ -93,6 +95,14 @@ class _Task:
     unplaced_before: frozenset[ModelId]
 
 
+class SettledPlan(NamedTuple):
+    """What to go on from in another process. `number`: of the reasons to plan that were dealt with."""
+
+    number: int
+    settings: SchedulerSettings
+    planning: ControllerSettings
+
+
 class Controller:
     """See the module. Its messages are in `actuator`; `due_at_ms` is when it wants its next `tick`."""
 
@@ -104,7 +114,9 @@ class Controller:
         loads: MeasuredRates,
         run_time_watch: RunTimeWatch,
         names: SliceNames,
+        begun_with: Callable[[], SchedulerSettings],
     ) -> None:
+        """`begun_with`: what a scheduler would start with that goes on from here."""
         self.due_at_ms = 0.0
         self.unlogged: deque[str] = deque(maxlen=UNLOGGED_MAX)
         """What it did since somebody looked, for a log."""
@@ -114,6 +126,9 @@ class Controller:
         self._run_time_watch = run_time_watch
         self.settled = 0
         """How many reasons to plan were dealt with, one way or the other."""
+        self._begun_with = begun_with
+        self._set_aside: SettledPlan | None = None
+        """The one that was settled last, as it was when what is under way began."""
         self._presence = GpuPresence(settings.desired.gpus)
         self._is_rate_blind = settings.is_rate_blind
         self._is_carried_over = settings.is_carried_over
@@ -203,6 +218,12 @@ class Controller:
         """Whether nothing is under way."""
         return self._task is None
 
+    def settled_plan(self) -> SettledPlan:
+        """The one that was settled last: what an operator was told is in it, whatever has begun since."""
+        if self._set_aside is None or self._set_aside.number != self.settled:
+            self._set_aside = SettledPlan(self.settled, self._begun_with(), self.settings())
+        return self._set_aside
+
     def settings(self) -> ControllerSettings:
         """To go on from here in another process, when nothing is under way."""
         hints = tuple(KeptSlice(slice_id, record.hints) for slice_id, record in self._fleet.slices.items())
@@ -220,7 +241,7 @@ class Controller:
         gpus = len(set(self._desired.gpus) - self._out)
         advice = self._loads.advice(now_ms)
         rates = self._loads.rates_rps()
-        state = "steady" if self._task is None else "planning" if self._is_planning else "moving"
+        state = "steady" if self.is_steady else "planning" if self._is_planning else "moving"
         models = tuple(
             ModelAdvice(
                 model_id,
@@ -317,6 +338,7 @@ class Controller:
 
     def _remove(self, change: ModelsRemove, desired: Desired, peer: PeerId | None, now_ms: float) -> None:
         """Their requests are refused from now on, whatever the plan will be."""
+        self.settled_plan()  # is set aside before anything of it is changed
         model_ids = dict.fromkeys(change.model_ids)  # it may name one twice
         self._actuator.remove_models(model_ids, now_ms)
         for model_id in model_ids:
@@ -372,6 +394,7 @@ class Controller:
         change: PlanChange | None = None,
         grown: tuple[SliceId, float] | None = None,
     ) -> None:
+        self.settled_plan()  # is set aside before anything of it is changed
         target = self._rates.target(desired, self._desired)
         task = self._task = _Task(
             why,
