@@ -230,6 +230,11 @@ def _template(
     return {"metadata": {"labels": labels(role.component, role.name), "annotations": marks}, "spec": spec}
 
 
+def _as_it_is(value: str) -> str:
+    """Kubernetes reads `$(NAME)` as another variable's value and `$$` as `$`."""
+    return value.replace("$", "$$")
+
+
 def _container(role: PodRole, wanted: Wanted) -> Plain:
     env = {**wanted.env, "TENUTO_RUN_DIR": RUN_DIR, "HOME": "/tmp"}  # noqa: S108  the pod's own
     own = {one["name"] for one in role.env}
@@ -241,7 +246,7 @@ def _container(role: PodRole, wanted: Wanted) -> Plain:
         "env": [
             _from_field("POD_IP", "status.podIP"),
             *role.env,
-            *({"name": name, "value": value} for name, value in env.items() if name not in own),
+            *({"name": name, "value": _as_it_is(value)} for name, value in env.items() if name not in own),
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in role.ports.items()],
         "resources": {"requests": dict(role.requests), "limits": dict(role.limits)},

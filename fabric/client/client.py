@@ -152,6 +152,7 @@ class Client:
         self._clock = self._options.clock
         self._requests = 0
         self._is_open = False
+        self._loop: asyncio.AbstractEventLoop  # of the last opening
         self._openings = 0  # that were closed
         self._begin()
 
@@ -172,9 +173,11 @@ class Client:
         """Connect, and wait for a sign of life; after `close` too. What was open, or is being opened, is closed first.
 
         One frontend that answers is enough; the others get a tenth of a second, then they join when they can. Raises
-        PeerLost when there is none in time, or when it is closed meanwhile, Unauthorised where a key is asked for and
+        PeerLost when there is none in time, or when it is closed meanwhile, WrongThread where it is open on another loop that runs, Unauthorised where a key is asked for and
         ours, or none, is not let in.
         """
+        if self._is_open and self._loop.is_running():
+            self._check_loop()
         self.close()
         self._begin()
         self._loop = asyncio.get_running_loop()
@@ -200,6 +203,12 @@ class Client:
         if not self._usable:  # lost again meanwhile
             self.close()
             raise self._nobody()
+
+    def _check_loop(self) -> None:
+        if _running_loop() is not self._loop:  # elsewhere nobody would ever bring the answer
+            raise WrongThread(
+                "the client answers on the asyncio loop, thread and process that opened it: ask there, or open another client here"
+            )
 
     def _nobody(self) -> PeerLost:
         trouble = next((one.trouble for one in self._connections if one.trouble), "")
@@ -282,10 +291,7 @@ class Client:
         """
         if not self._is_open:
             raise PeerLost("the client is not open")
-        if _running_loop() is not self._loop:  # elsewhere nobody would ever bring the answer
-            raise WrongThread(
-                "the client answers on the asyncio loop, thread and process that opened it: ask there, or open another client here"
-            )
+        self._check_loop()
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
         limit_ms = limit_ms_of(budget_ms, self._options)
@@ -326,6 +332,7 @@ class Client:
         """What a frontend serves. Another one is asked where the first is lost or takes long. Raises PeerLost if none says."""
         if not self._is_open:
             raise PeerLost("the client is not open")
+        self._check_loop()
         if not self._usable:
             raise self._disconnected()
         self._turn = (self._turn + 1) % len(self._usable)

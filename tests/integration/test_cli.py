@@ -12,6 +12,11 @@ WORKLOAD = """
 models: [{name: a, slo_ms: 25, rate_rps: 100, profile: {alpha_ms: 1, beta_ms: 5}}]
 cluster: {gpus: 1}
 """
+SOLVED = """
+models: [{name: a, slo_ms: 25, rate_rps: 100, profile: &all {alpha_ms: 1, beta_ms: 5}}, {name: b, slo_ms: 25, rate_rps: 50, profile: *all}]
+cluster: {gpus: 2}
+placement: {symphony: {subclusters: 2}}
+"""
 
 
 def tenuto(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -46,6 +51,7 @@ def tenuto(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (("plan", "missing.yaml"), 3, "missing.yaml"),
         (("plan", "hopeless.yaml", "--json"), 0, "below the 6 ms"),
         (("plan", "hopeless.yaml", "--check"), 4, "unplaced: a"),
+        (("plan", "solved.yaml", "--json"), 0, "gpu_count"),
         (
             ("compare", "good.yaml", "--placements", "exclusive", "--duration", "2", "--json"),
             0,
@@ -61,6 +67,7 @@ def test_a_command_ends_with_its_code_and_a_readable_word(
 ) -> None:
     (tmp_path / "good.yaml").write_text(WORKLOAD, encoding="utf-8")
     (tmp_path / "hopeless.yaml").write_text(WORKLOAD.replace("slo_ms: 25", "slo_ms: 2"), encoding="utf-8")
+    (tmp_path / "solved.yaml").write_text(SOLVED, encoding="utf-8")
     ended = tenuto(*arguments, cwd=tmp_path)
     assert ended.returncode == code, ended.stderr
     assert said in ended.stdout + ended.stderr

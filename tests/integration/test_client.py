@@ -623,7 +623,12 @@ def test_a_client_is_asked_on_the_loop_that_opened_it_and_nowhere_else(frontend:
             async def elsewhere() -> InferResult:
                 return await client.infer("echo", {"x": IMAGE}, budget_ms=5_000)
 
-            for ask in (lambda: client.submit("echo", {"x": IMAGE}), lambda: asyncio.run(elsewhere())):
+            for ask in (
+                lambda: client.submit("echo", {"x": IMAGE}),
+                lambda: asyncio.run(elsewhere()),
+                lambda: asyncio.run(client.models()),
+                lambda: asyncio.run(client.open()),
+            ):
                 with pytest.raises(
                     WrongThread, match="on the asyncio loop, thread and process that opened it"
                 ):

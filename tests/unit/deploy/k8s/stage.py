@@ -97,10 +97,13 @@ def environment(container: Plain, fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """With each $(NAME) replaced; one that is not known stays, which is never meant."""
-    full = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), text)
-    assert "$(" not in full, f"{text}: has a variable that is not set"
-    return full
+    """With each $(NAME) replaced, and $$ by $; a name that is not known stays, which is never meant."""
+
+    def value(found: re.Match[str]) -> str:
+        assert found[1] is None or found[1] in variables, f"{text}: has a variable that is not set"
+        return "$" if found[1] is None else variables[found[1]]
+
+    return re.sub(r"\$\$|\$\((\w+)\)", value, text)
 
 
 def content_of(objects: Mapping[tuple[str, str], Plain], volume: Plain) -> dict[str, bytes]:

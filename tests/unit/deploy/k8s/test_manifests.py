@@ -130,7 +130,7 @@ def test_what_the_file_says_of_hosts_is_not_the_pods(tmp_path: Path) -> None:
         "http": "127.0.0.1:8080",
         "metrics": "127.0.0.1:9100",
     }
-    stage.document["deploy"] = {"user": "me", "interface": "ens5", "env": {"A": "b"}}
+    stage.document["deploy"] = {"user": "me", "interface": "ens5", "env": {"A": "b", "B": "$(A)$$c$d"}}
     objects = stage.objects()
     config = read(objects, tmp_path)
     assert config.places.client_address(0, "10.1.2.3") == "tcp://10.1.2.3:5555"
@@ -140,6 +140,7 @@ def test_what_the_file_says_of_hosts_is_not_the_pods(tmp_path: Path) -> None:
     for template in pod_templates(objects).values():
         (container,) = template["spec"]["containers"]
         assert {"name": "A", "value": "b"} in container["env"]
+        assert environment(container, FIELDS)["B"] == "$(A)$$c$d", "it is as the file has it"
         assert expanded("$(POD_IP):9100", environment(container, FIELDS)) == "10.1.2.3:9100"
         assert container["command"][-2:] == ["--metrics", "$(POD_IP):9100"]
 
