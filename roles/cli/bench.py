@@ -152,7 +152,7 @@ def _print(run: LoadRun) -> None:
     for name, _ in asked_of(run.config):
         errors = ", ".join(f"{code} {count}" for code, count in run.errors(name).most_common())
         if errors:
-            console.print(f"{name}: {errors}")
+            console.print(f"{name}, warm-up included: {errors}")
     verdict = ": the run says more of the senders than of the cluster" if run.is_spoiled else ""
     console.print(f"senders late by {run.sender_late_p99_ms:.2f} ms at their p99{verdict}")
 
