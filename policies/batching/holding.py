@@ -114,7 +114,8 @@ class Demand:
         self.opening_ratio = opening_ratio
         self.work = [one.work_deferred(opening_ratio) for one in prospects]
         self.deferred = sum(self.work)
-        self.foreseen = foreseen_loss(prospects, slices, opening_ratio)
+        self.foreseen = _foreseen_loss(prospects, self.work, self.deferred, slices)
+        """The part of the requests (0 to 1) that full deferral would lose because no slice is idle when their batch has to go, as far as going early helps."""
         self._fixed = sum(one.alpha_ms * one.per_ms for one in prospects)
         self._openings = Openings(prospects)
 
@@ -177,7 +178,7 @@ def plan_holds(
     """The holds of models that share slices.
 
     `lost_shares`: of each model's requests, the part that lost by waiting for a slice; `mean`: the same of all together.
-    `is_short`: requests are refused, as there is no room for all. What can be foreseen (`foreseen_loss`) counts as if it had been lost, but overbooks nothing.
+    `is_short`: requests are refused, as there is no room for all. What can be foreseen (`Demand.foreseen`) counts as if it had been lost, but overbooks nothing.
     """
     if not demand.prospects:
         return []
@@ -221,19 +222,19 @@ def plan_holds(
     return holds
 
 
-def foreseen_loss(prospects: Sequence[Prospect], slices: float, opening_ratio: float = 1.0) -> float:
-    """The part of the requests (0 to 1) that full deferral would lose because no slice is idle when their batch has to go, as far as going early helps.
+def _foreseen_loss(
+    prospects: Sequence[Prospect], work: Sequence[float], deferred: float, slices: float
+) -> float:
+    """See `Demand.foreseen`; `work`: the slices that deferral keeps busy, of each model.
 
     A model that keeps 2.3 slices busy has two batches under way all the time and a third one for 0.3 of it, at moments that have nothing to do
     with other models'. So what is taken is a sum of coins that each model throws, here as many equal ones as have the same mean and variance, without
     the coin of whoever asks: a model's own batches come one after another. Going early costs slices: it helps in the measure in which
-    deferral leaves them idle. `opening_ratio`: as for `plan_holds`.
+    deferral leaves them idle.
     """
-    deferred = whole = mean = variance = 0.0
-    for one in prospects:
-        own = one.work_deferred(opening_ratio)
+    whole = mean = variance = 0.0
+    for own in work:
         part = own % 1.0
-        deferred += own
         whole += own - part
         mean += part
         variance += part * (1.0 - part)

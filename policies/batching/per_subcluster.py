@@ -24,23 +24,9 @@ from policies.batching.base import (
     RequestRun,
 )
 from policies.batching.rehearsing.question import Question, Rehearsed, Rehearses
+from policies.connected_models import components
 
 _GONE_MAX = 16  # models that were removed, beside as many as there are: where they were is remembered
-
-
-def components(hosted: Iterable[Collection[ModelId]]) -> list[frozenset[ModelId]]:
-    """The models that slices connect, by the first slice that hosts any of them; `hosted`: those of each slice."""
-    found: list[set[ModelId]] = []
-    for models in {frozenset(models): None for models in hosted}:
-        touched = [component for component in found if not component.isdisjoint(models)]
-        if not touched:
-            found.append(set(models))
-            continue
-        for other in touched[1:]:
-            found.remove(other)
-            touched[0] |= other
-        touched[0] |= models
-    return [frozenset(component) for component in found if component]
 
 
 def per_subcluster(make: Callable[[], Discipline], hosted: Iterable[Collection[ModelId]]) -> Discipline:

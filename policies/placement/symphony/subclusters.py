@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fabric.ids import ModelId
+from policies.connected_models import components
 from policies.placement.common.base import (
     GpuSlot,
     PlacedModelInput,
@@ -254,19 +255,10 @@ class _Now:
         )
 
 
-def _connected(hosted: Mapping[int, Collection[ModelId]]) -> list[tuple[set[ModelId], list[int]]]:
+def _connected(hosted: Mapping[int, Collection[ModelId]]) -> list[tuple[frozenset[ModelId], list[int]]]:
     """Models and the GPUs that host them, those together that have one in common, by their first GPU."""
-    groups: list[tuple[set[ModelId], list[int]]] = []
-    for gpu, own in sorted(hosted.items()):
-        if not own:
-            continue
-        models, gpus = set(own), [gpu]
-        for group in [group for group in groups if group[0] & models]:
-            groups.remove(group)
-            models |= group[0]
-            gpus = group[1] + gpus
-        groups.append((models, gpus))
-    return sorted(groups, key=lambda group: min(group[1]))
+    found = components(own for _, own in sorted(hosted.items()))
+    return [(models, [gpu for gpu, own in hosted.items() if not models.isdisjoint(own)]) for models in found]
 
 
 def _divide(gpus: Sequence[GpuSlot], load: Sequence[float], now: Mapping[int, int]) -> dict[int, int]:

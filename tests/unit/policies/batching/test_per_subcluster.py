@@ -16,8 +16,9 @@ from policies.batching.base import (
     HostedModel,
     RequestRun,
 )
-from policies.batching.per_subcluster import PerSubcluster, components, per_subcluster
+from policies.batching.per_subcluster import PerSubcluster, per_subcluster
 from policies.batching.registry import make_discipline
+from policies.connected_models import components
 
 FRONTEND = FrontendId("frontend-0/0")
 EXEC_MS = tuple(float(b + 5) for b in range(1, 33))

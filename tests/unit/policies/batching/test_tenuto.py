@@ -20,7 +20,6 @@ from policies.batching.holding import (
     Hold,
     Openings,
     Prospect,
-    foreseen_loss,
     plan_holds,
     plan_reserves,
     prospect,
@@ -459,7 +458,7 @@ def test_what_equal_models_lose_by_meeting_is_a_matter_of_coins(
         for count in range(free, others + 1)
     )
     assert all_taken > 0.0
-    foreseen = foreseen_loss([one] * models, slices)
+    foreseen = Demand([one] * models, slices).foreseen
     assert foreseen == pytest.approx(all_taken * lost_of(one, slices, models * own), rel=1e-4)
 
 
@@ -479,16 +478,16 @@ def test_what_unlike_models_lose_by_meeting_is_about_what_their_own_coins_say() 
         exact += many[asking].per_ms * sum(busy_slices[4:]) * lost_of(many[asking], 4, work)
     exact /= sum(one.per_ms for one in many)
     assert 0.0005 < exact < 0.05
-    assert foreseen_loss(many, 4) == pytest.approx(exact, rel=0.25)
+    assert Demand(many, 4).foreseen == pytest.approx(exact, rel=0.25)
 
 
 def test_nobody_meets_where_there_is_nobody_else_or_a_slice_for_everyone() -> None:
-    assert foreseen_loss([], 4) == 0.0
+    assert Demand([], 4).foreseen == 0.0
     for slices in (1, 4):
-        assert foreseen_loss([prospect_of(600.0)], slices) == 0.0
-    assert foreseen_loss([prospect_of(20.0)] * 4, 4) == 0.0
-    assert foreseen_loss([prospect_of(5_000.0)] * 20, 4) == 0.0  # far too much: that will be measured
-    losses = [foreseen_loss([prospect_of(20.0)] * 20, slices) for slices in range(3, 21)]
+        assert Demand([prospect_of(600.0)], slices).foreseen == 0.0
+    assert Demand([prospect_of(20.0)] * 4, 4).foreseen == 0.0
+    assert Demand([prospect_of(5_000.0)] * 20, 4).foreseen == 0.0  # far too much: that will be measured
+    losses = [Demand([prospect_of(20.0)] * 20, slices).foreseen for slices in range(3, 21)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > 0.02
     assert 1e-6 > losses[-2] > losses[-1] == 0.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from fabric.ids import ModelId, NodeId
-from policies.batching.per_subcluster import components
+from policies.connected_models import components
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.registry import placement_policy
 from profiles.model import LinearProfile
