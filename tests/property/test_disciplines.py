@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fabric.ids import ModelId
 from policies.batching.base import Delay, HostedModel
+from policies.batching.disciplines import tenuto
 from policies.batching.registry import DISCIPLINES, make_discipline
 from tests.batching_stage import Stage, hosted, linear
 
@@ -161,5 +162,17 @@ def test_the_same_events_give_the_same_decisions(
     name: str, options: dict[str, Any], script: list[Step]
 ) -> None:
     first, second = play(name, options, script), play(name, options, script)
+    assert first.batches == second.batches
+    assert first.drops == second.drops
+
+
+@given(script=st.lists(steps(), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_the_same_holds_while_tenuto_plans_in_parts(script: list[Step]) -> None:
+    """As it does where there are many models: anything may happen between two parts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tenuto, "MODELS_AT_ONCE", 0)
+        first, second = play("tenuto", {}, script), play("tenuto", {}, script)
+    assert first.count("waiting") == 0
     assert first.batches == second.batches
     assert first.drops == second.drops

@@ -16,32 +16,30 @@ them to those that cannot, and goes when one more is idle or it has to.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Final
 
 from fabric.ids import ModelId, SliceId
 from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.disciplines.deferred import frontrun_hold
-from policies.batching.holding import Demand, plan_holds, plan_reserves, prospect
+from policies.batching.holding import Demand, Prospect, plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import PICK, Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
-from policies.batching.matchmaking.pools import Pool, Slice
+from policies.batching.matchmaking.pools import Slice
 from policies.batching.matchmaking.send_rule import SendRule
-from policies.batching.overload_shares import Gate, Sharing, share_out
+from policies.batching.model_groups import Group, ModelCounts, groups_of
+from policies.batching.overload_shares import share_out
 from policies.batching.rehearsing.question import PLANNED, Question, Rehearsed, RehearsedModel, Variant
 from policies.batching.rehearsing.rehearsals import Rehearsals
 from policies.batching.run_queue import cut
 from policies.registry import Registered
 
 PLAN_EVERY_MS = 100.0
-PLAN_MS_PER_MODEL = 1.0  # with more than a hundred models less often, as a plan takes longer
+PLAN_MS_PER_MODEL = 1.0  # with more than a hundred models less often, as a plan takes longer, …
+MODELS_AT_ONCE = 100  # … and in parts, for batches that are due wait while planning goes on
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count, a plan every 100 ms: the last 2.5 s
-_NOTHING_MS = 1e-9  # a count that is forgotten
-# Of what was expected: whoever gathers twenty times as many as that is not held anyway
-_OPENING_RATIO_MIN = 0.05
 
 
 def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `SendRule` asks for
@@ -50,57 +48,6 @@ def at_once(slo_ms: float) -> float:  # noqa: ARG001  a timeout of the shape `Se
 
 
 TENUTO = SendRule(reason="held", hold=frontrun_hold, timeout_ms=at_once)
-
-
-@dataclass(slots=True)
-class WaitLosses:
-    """The part of the requests that lost by waiting for a slice: counted, and forgotten exponentially."""
-
-    share: float = 0.0
-    requests: int = 0
-    lost: float = 0.0
-
-    def roll(self, memory: float) -> float:
-        """Take over what was counted since the last time."""
-        if self.requests:
-            self.share += memory * (self.lost / self.requests - self.share)
-            self.requests, self.lost = 0, 0.0
-        return self.share
-
-
-@dataclass(slots=True)
-class ModelCounts:
-    """What one model lost, and what opening its batches cost beside what its plan expects.
-
-    Counted over the batches that found a slice at once, the reserve aside: who waits gathers more, however requests arrive. What such a batch leaves
-    behind goes at once too, and counts, so where slices are short the openings fall behind what is expected under Poisson arrivals as well.
-    """
-
-    losses: WaitLosses = field(default_factory=WaitLosses)
-    gate: Gate = field(default_factory=Gate)
-    opening_ms: float = 0.0  # of one batch: beta
-    expected_ms_per_request: float = 0.0
-    openings_ms: float = 0.0
-    expected_ms: float = 0.0
-
-    def roll(self, memory: float) -> None:
-        """Take over the losses counted since the last time, and forget a part of what is known."""
-        self.losses.roll(memory)
-        self.openings_ms *= 1.0 - memory
-        self.expected_ms *= 1.0 - memory
-        if self.expected_ms < _NOTHING_MS:
-            self.openings_ms = self.expected_ms = 0.0
-
-
-@dataclass(slots=True)
-class Group:
-    """Models that share slices, directly or through others."""
-
-    model_ids: list[ModelId]
-    slices: float = 0.0
-    """Batches that they run at a time: a pipeline counts as several."""
-    pools: list[Pool[Candidate]] = field(default_factory=list)
-    wait_losses: WaitLosses = field(default_factory=WaitLosses)
 
 
 class Tenuto(Central):
@@ -120,10 +67,10 @@ class Tenuto(Central):
         self._slices_given: dict[SliceId, BatchSlice] = {}
         self._plan_at_ms = 0.0
         self._groups: list[Group] = []
-        self._group_of: dict[ModelId, Group] = {}
         self._counts: dict[ModelId, ModelCounts] = {}
         self._is_regrouped = True
         self._planned_at_ms = NEVER_MS
+        self._parts: Generator[None, float] | None = None  # of the plan that is being made
 
     def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """What is more than the model's share is given up at once (`overload_shares.py`)."""
@@ -176,6 +123,7 @@ class Tenuto(Central):
         if self._rehearsals is not None and self._rehearsals.judge(answer, now_ms):
             self._variant = self._rehearsals.variant
             self._plan_at_ms = now_ms
+            self._parts = None
 
     def begin_as(self, question: Question) -> None:
         """With what was known when it was asked, at moment 0: models and slices are there."""
@@ -188,6 +136,8 @@ class Tenuto(Central):
         for group in self._groups:
             group.wait_losses.share = question.lost_share
         self._plan(0.0)
+        while self._parts is not None:
+            self._plan(0.0)
 
     def _planned_models(self) -> list[ModelId]:
         """Of which there is a slice, when the last plan was made."""
@@ -218,7 +168,6 @@ class Tenuto(Central):
     def remove_model(self, model_id: ModelId, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         self._counts.pop(model_id, None)
-        self._group_of.pop(model_id, None)
         self._is_regrouped = True
         return super().remove_model(model_id, now_ms)
 
@@ -263,50 +212,59 @@ class Tenuto(Central):
         super()._repool(model_ids, now_ms, out)
 
     def _plan(self, now_ms: float) -> None:
-        """Set every model's hold and target from the rates as they are."""
+        """Go on with the plan, or begin the next: where there are many models, a part at a time."""
+        if self._is_regrouped:
+            self._regroup()
+            self._parts = None
+        try:
+            if self._parts is None:
+                self._parts = self._plan_in_parts(now_ms)
+                next(self._parts)
+            else:
+                self._parts.send(now_ms)
+        except StopIteration:
+            self._parts = None
+
+    def _plan_in_parts(self, now_ms: float) -> Generator[None, float]:
+        """Set every model's hold and target from the rates as they are. What goes on later is told the time."""
+        is_long = len(self._counts) > MODELS_AT_ONCE
         every_ms = max(PLAN_EVERY_MS, PLAN_MS_PER_MODEL * len(self._counts))
-        self._plan_at_ms = now_ms + every_ms
+        next_at_ms = now_ms + every_ms
         elapsed_ms = now_ms - self._planned_at_ms
         # Where little is asked plans are rare, and a loss must not count for longer than where they are not.
         memory = min(1.0, _MEMORY * max(every_ms, elapsed_ms) / PLAN_EVERY_MS)
         self._planned_at_ms = now_ms
-        if self._is_regrouped:
-            self._regroup()
         for group in self._groups:
             if elapsed_ms > 0.0:  # not the first time
-                self._share_out(group, elapsed_ms, now_ms)
-            # Of what its models counted: a group is made anew whenever a model or a slice changes, a model's counts are not.
-            all_counts = [self._counts[model_id] for model_id in group.model_ids]
-            group.wait_losses.requests = sum(counts.losses.requests for counts in all_counts)
-            group.wait_losses.lost = sum(counts.losses.lost for counts in all_counts)
-            mean = group.wait_losses.roll(memory)
-            openings_ms = sum(counts.openings_ms for counts in all_counts)
-            expected_ms = sum(counts.expected_ms for counts in all_counts)
-            opening_ratio = (
-                min(1.0, max(_OPENING_RATIO_MIN, openings_ms / expected_ms)) if expected_ms else 1.0
-            )
-            for counts in all_counts:
-                counts.roll(memory)
-            asked: list[tuple[ModelState, float]] = []
-            for model_id, counts in zip(group.model_ids, all_counts, strict=True):
+                share_out(group.sharing, group.slices, elapsed_ms, now_ms)
+                for model_id, model in zip(group.model_ids, group.sharing, strict=True):
+                    self._models[model_id].is_gated = model.gate.buckets is not None
+                if is_long:
+                    now_ms = yield
+            counts_of = [self._counts[model_id] for model_id in group.model_ids]
+            opening_ratio = group.roll(counts_of, memory)
+            mean = group.wait_losses.share
+            asked: list[tuple[ModelState, ModelCounts, Prospect]] = []
+            for model_id, counts in zip(group.model_ids, counts_of, strict=True):
                 state = self._models[model_id]
                 rate_rps = state.rate.rate_rps(now_ms)
-                if rate_rps and state.candidates[0].table[1] > 0:
-                    asked.append((state, rate_rps))
+                fastest = state.candidates[0]
+                if rate_rps and fastest.table[1] > 0:
+                    one = prospect(state.model, fastest.table, fastest.cost, rate_rps)
+                    asked.append((state, counts, one))
                 else:
                     counts.opening_ms = counts.expected_ms_per_request = 0.0
-                    self._follow(
-                        state, ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False), now_ms
-                    )
-            prospects = [
-                prospect(state.model, state.candidates[0].table, state.candidates[0].cost, rate_rps)
-                for state, rate_rps in asked
-            ]
-            lost_shares = [self._counts[state.model.model_id].losses.share for state, _ in asked]
-            is_short = any(counts.gate.buckets is not None for counts in all_counts)
-            demand = Demand(prospects, group.slices, opening_ratio)
+                    plan = ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False)
+                    self._follow(state, plan, now_ms)
+            if is_long:
+                now_ms = yield
+            demand = Demand([one for _, _, one in asked], group.slices, opening_ratio)
+            lost_shares = [counts.losses.share for _, counts, _ in asked]
+            is_short = any(counts.gate.buckets is not None for counts in counts_of)
             holds = plan_holds(demand, lost_shares, mean, is_short=is_short)
             reserves = plan_reserves(demand, [pool.at_once for pool in group.pools], mean)
+            if is_long:
+                now_ms = yield
             for pool, batches in zip(group.pools, reserves, strict=True):
                 reserve = int(
                     batches * pool.size / pool.at_once
@@ -314,8 +272,7 @@ class Tenuto(Central):
                 if reserve < pool.reserve and pool.early:
                     self._arm(pool, now_ms)  # what is spare now goes to those who would like it
                 pool.reserve = reserve
-            for (state, _), one, hold in zip(asked, prospects, holds, strict=True):
-                counts = self._counts[state.model.model_id]
+            for (state, counts, one), hold in zip(asked, holds, strict=True):
                 counts.opening_ms = one.beta_ms
                 if self._variant.hold_share is None:
                     timeout_ms = NEVER_MS if hold.is_full else hold.hold_ms
@@ -332,18 +289,7 @@ class Tenuto(Central):
             for model_id in self._planned_models():
                 is_gated = self._counts[model_id].gate.buckets is not None
                 self._models[model_id].is_gated = is_gated or self._rehearsals.is_recording
-
-    def _share_out(self, group: Group, elapsed_ms: float, now_ms: float) -> None:
-        """Open or close the gates of models that share slices."""
-        models = []
-        for model_id in group.model_ids:
-            state = self._models[model_id]
-            slices = sum(pool.at_once for candidate in state.candidates for pool in candidate.pools)
-            gate = self._counts[model_id].gate
-            models.append(Sharing(gate, state.alone_ms, slices, state.model.slo_ms))
-        share_out(models, group.slices, elapsed_ms, now_ms)
-        for model_id in group.model_ids:
-            self._models[model_id].is_gated = self._counts[model_id].gate.buckets is not None
+        self._plan_at_ms = next_at_ms
 
     def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
         """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""
@@ -356,38 +302,11 @@ class Tenuto(Central):
 
     def _regroup(self) -> None:
         self._is_regrouped = False
-        before = self._group_of
-        self._group_of = {}
-        pools = {
-            id(pool): pool
-            for state in self._models.values()
-            for one in state.candidates
-            for pool in one.pools
-        }
-        for pool in pools.values():
-            merged = Group([])
-            for class_ in pool.classes:
-                model_id = class_.model_id
-                group = self._group_of.get(model_id)
-                if group is None:
-                    merged.model_ids.append(model_id)
-                    self._group_of[model_id] = merged
-                elif group is not merged:
-                    merged.model_ids.extend(group.model_ids)
-                    merged.slices += group.slices
-                    merged.pools.extend(group.pools)
-                    self._group_of.update(dict.fromkeys(group.model_ids, merged))
-            merged.slices += pool.at_once
-            merged.pools.append(pool)
-        for model_id, counts in self._counts.items():
-            if model_id not in self._group_of:
-                counts.gate.open()  # hosted nowhere
-                self._models[model_id].is_gated = False
-        self._groups = list({id(group): group for group in self._group_of.values()}.values())
-        for group in self._groups:
-            group.model_ids = sorted(model_id for model_id in group.model_ids if model_id in self._models)
-            known = [before[model_id].wait_losses.share for model_id in group.model_ids if model_id in before]
-            group.wait_losses.share = max(known, default=0.0)
+        self._groups = groups_of(self._models, self._counts, self._groups)
+        grouped = {model_id for group in self._groups for model_id in group.model_ids}
+        for model_id in self._counts.keys() - grouped:  # hosted nowhere
+            self._counts[model_id].gate.open()
+            self._models[model_id].is_gated = False
 
 
 REGISTERED: Final = Registered(

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from fabric.ids import ModelId
 from policies.batching.base import NEVER_MS, BatchModel, Delay
 from policies.batching.batch_moments import cost_table, exec_table, lead_table
+from policies.batching.disciplines import tenuto
 from policies.batching.disciplines.tenuto import Tenuto
 from policies.batching.holding import (
     Demand,
@@ -24,6 +25,7 @@ from policies.batching.holding import (
     plan_reserves,
     prospect,
 )
+from policies.batching.matchmaking.model_state import ModelPlan
 from policies.batching.registry import make_discipline
 from roles.lab import scheduler_only
 from roles.lab.scheduler_only import Case, Model
@@ -154,6 +156,63 @@ def test_losses_are_not_remembered_for_longer_where_little_is_asked(gap_ms: floa
     group.wait_losses.share = 0.1
     feed(to, {"m": gap_ms}, 2 * gap_ms + 2_560.0)
     assert group.wait_losses.share <= 0.1 * math.exp(-0.8)
+
+
+def planned(to: Stage) -> dict[str, ModelPlan | None]:
+    assert isinstance(to.discipline, Tenuto)
+    return {str(model_id): state.plan for model_id, state in to.discipline._models.items()}
+
+
+@pytest.mark.parametrize("gap_ms", [0.25, 1.5], ids=["more than there is room for", "room for all"])
+def test_a_plan_in_parts_is_the_one_that_is_made_at_once(gap_ms: float) -> None:
+    names = tuple(f"m{number}" for number in range(6))
+    at_once, in_parts = stage(2, names), stage(2, names)
+    for to in (at_once, in_parts):
+        feed(to, {name: gap_ms * (3 + number) for number, name in enumerate(names)}, 1_500.0)
+    assert planned(at_once) == planned(in_parts)
+    assert isinstance(at_once.discipline, Tenuto)
+    assert isinstance(in_parts.discipline, Tenuto)
+    at_once.discipline._plan(1_600.0)
+    parts = 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tenuto, "MODELS_AT_ONCE", 0)
+        while not parts or in_parts.discipline._parts is not None:
+            in_parts.discipline._plan(1_600.0)
+            parts += 1
+    assert parts > 1
+    assert planned(at_once) == planned(in_parts)
+    assert at_once.discipline._plan_at_ms == in_parts.discipline._plan_at_ms
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize("change", ["model comes", "model goes", "slice comes", "slice goes"])
+def test_what_changes_while_a_plan_is_made_is_in_the_next_one(
+    done: int, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = stage(2, ("a", "b", "c"))
+    discipline = to.discipline
+    assert isinstance(discipline, Tenuto)
+    feed(to, {"a": 2.0, "b": 3.0, "c": 4.0}, 1_500.0)
+    monkeypatch.setattr(tenuto, "MODELS_AT_ONCE", 0)
+    for _ in range(done):
+        discipline._plan(1_600.0)
+    if change == "model comes":
+        to.model("d", SLO_MS)
+        for order in range(2):
+            to.slice(f"s{order}", *(hosted(name, TABLE) for name in "abcd"), order=order)
+    elif change == "model goes":
+        to.unmodel("c")
+    elif change == "slice comes":
+        to.slice("s2", *(hosted(name, TABLE) for name in "abc"), order=2)
+    else:
+        to.unslice("s1")
+    discipline._plan(1_601.0)
+    while discipline._parts is not None:
+        discipline._plan(1_601.0)
+    (group,) = discipline._groups
+    assert set(group.model_ids) == discipline._models.keys()
+    assert group.slices == {"slice comes": 3.0, "slice goes": 1.0}.get(change, 2.0)
+    assert all(state.plan is not None for state in discipline._models.values())
 
 
 def test_what_gains_most_by_holding_is_held_longest() -> None:
