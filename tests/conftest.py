@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from roles.runtime.idle_import import ALWAYS, AT_ONCE_VARIABLE
+from tests.environment import AT_ONCE
 
 SEARCH_VARIABLE = "TENUTO_SEARCH"
 """Set by `tests/fuzz.py`: properties look for new examples, instead of judging by the same ones every time."""
@@ -41,8 +41,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# The suite keeps all cores busy, and whoever starts gently there waits and starts twice. `test_idle_import.py` starts gently.
-os.environ.setdefault(AT_ONCE_VARIABLE, ALWAYS)
+os.environ |= AT_ONCE
 
 # The suite leaves nothing outside the checkout: matplotlib would keep its font list in the user's home.
 os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).parents[1] / ".pytest_cache" / "matplotlib"))

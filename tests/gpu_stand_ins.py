@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.environment import AT_ONCE
+
 STAND_INS = Path(__file__).parent / "stand_ins"
 MPS_CONTROL = STAND_INS / "nvidia-cuda-mps-control"
 A100 = {
@@ -44,7 +46,7 @@ def gpu_environment(gpus: Path, *, has_mps: bool = True) -> dict[str, str]:
     repository = STAND_INS.parents[1]
     programs = Path(sys.executable).parent  # the stand-ins' own interpreter
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {
+    return AT_ONCE | {
         "TENUTO_STAND_IN_NVML": str(gpus),
         "PYTHONPATH": f"{STAND_INS / 'nvml'}{os.pathsep}{repository}",
         "PATH": f"{STAND_INS}{os.pathsep}{path}" if has_mps else path,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fabric.ids import ModelId
 from policies.subclusters.base import NO_BOUNDS, Bounds, Partition, PartitionModel, Problem, fits
 from policies.subclusters.milp import solve_partition
-from policies.subclusters.search import search_partition
 
 __all__ = ["NO_BOUNDS", "Bounds", "Partition", "PartitionModel", "partition"]
 
@@ -30,6 +29,8 @@ def partition(
     more than a percent of the average: on few models, or where the search found no place for some of them.
     The better answer is returned, and both always are within the bounds: what finds no place is `unplaced`.
     """
+    from policies.subclusters.search import search_partition  # noqa: PLC0415  NumPy: few clusters have sub-clusters
+
     problem = Problem.of(models, subclusters, current, bounds)
     found = search_partition(problem)
     if found.unplaced:

@@ -19,7 +19,7 @@ from tests.chaos.virtual.shrink import failure_of, shrunk
 from tests.chaos.virtual.violated import Violated
 from tests.chaos.virtual.world import World, play
 
-HISTORIES, OF = 200, 20
+HISTORIES, OF = 100, 20
 """About a fifth of a second each: a minute of one core."""
 
 

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from roles.runtime.process import PARENT_VARIABLE
+from tests.environment import AT_ONCE
 from tests.integration.proc import until
 from tests.unit.deploy.k8s.stage import (
     Plain,
@@ -148,7 +149,11 @@ class Pod:
         if words[0] == "tenuto":
             words[:1] = [sys.executable, "-m", "roles.cli"]
         env = {name: self._placed(value) for name, value in variables.items()}
-        env |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), PARENT_VARIABLE: str(os.getpid())}
+        env |= AT_ONCE | {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            PARENT_VARIABLE: str(os.getpid()),
+        }
         folder = self._placed(container["workingDir"]) if "workingDir" in container else "/"
         return words, {"env": env, "cwd": folder}
 

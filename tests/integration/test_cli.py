@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import AT_ONCE
+
 WORKLOAD = """
 models: [{name: a, slo_ms: 25, rate_rps: 100, profile: {alpha_ms: 1, beta_ms: 5}}]
 cluster: {gpus: 1}
@@ -27,7 +29,8 @@ def tenuto(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
         cwd=cwd,
-        env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TENUTO_RUN_DIR": str(cwd / "run")},
+        env=AT_ONCE
+        | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TENUTO_RUN_DIR": str(cwd / "run")},
     )
 
 
@@ -94,7 +97,8 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(tmp_path: Path) -> None:
         timeout=60,
         check=False,
         cwd=tmp_path,
-        env={
+        env=AT_ONCE
+        | {
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
             "TENUTO_RUN_DIR": str(tmp_path / "run"),
             "TMPDIR": str(tmp_path),

@@ -18,6 +18,7 @@ from fabric.ids import PeerId
 from fabric.keys import Keyring, read_pair
 from roles.runtime.defects import DefectReport
 from roles.runtime.process import read_run_file
+from tests.environment import AT_ONCE
 from tests.integration.proc import until
 from tests.integration.test_keys import bare_address, run
 from tests.integration.test_up import CLUSTER, ROOT, Home, home
@@ -50,7 +51,8 @@ def command(*arguments: object) -> tuple[int, str, str]:
         timeout=120,
         check=False,
         cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TENUTO_RUN_DIR": "/nonexistent/run"},
+        env=AT_ONCE
+        | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TENUTO_RUN_DIR": "/nonexistent/run"},
     )
     return told.returncode, told.stdout, told.stderr
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from tests.environment import AT_ONCE
 from tests.integration.proc import processes_naming, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -83,7 +84,7 @@ class Job:
         return self.folder / "models" / f"tenuto-{JOB}"
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        environment = {
+        environment = AT_ONCE | {
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(self.folder),

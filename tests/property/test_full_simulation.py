@@ -14,7 +14,7 @@ from tests.references.simulations import (
     with_ranks,
 )
 
-CASES, OF = 500, 10
+CASES, OF = 300, 10
 REQUESTS = 60
 APPLICATION_CASES = 40
 HEADS_CASES = 60

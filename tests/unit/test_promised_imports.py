@@ -94,3 +94,15 @@ def test_what_never_has_tensors_starts_without_numpy(module: str) -> None:
         check=True,
     )
     assert ran.stdout.strip() == "False"
+
+
+def test_reading_a_configuration_needs_no_numpy() -> None:
+    """Every role and most commands read one, and with it the policies that it names, or that are taken where it names none."""
+    code = (
+        "import sys, pathlib\n"
+        "from roles.config.read_config import load_config\n"
+        "load_config(pathlib.Path('examples/cluster.yaml'))\n"
+        "print('numpy' in sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.strip() == "False"

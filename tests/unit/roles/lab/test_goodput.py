@@ -225,9 +225,9 @@ VARYING: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "a trace that is quiet first": lambda path: [traced(path, *QUIET_FIRST)],
     "a trace of which only the begin is played": lambda path: [traced(path, *LONG)],
     "two traces": lambda path: [traced(path, *LOUD_FIRST), traced(path, *QUIET_FIRST, name="n")],
-    "a trace beside a rate": lambda path: [traced(path, *LOUD_FIRST), {**OTHER, "rate_rps": 2}],
+    "a trace beside a rate": lambda path: [traced(path, *LOUD_FIRST), {**OTHER, "rate_rps": 6}],
     "steps": lambda path: [{**SLOW, "rate_rps": [[0, 40], [5, 4]]}],
-    "steps beside a rate": lambda path: [{**SLOW, "rate_rps": [[0, 40], [5, 4]]}, {**OTHER, "rate_rps": 2}],
+    "steps beside a rate": lambda path: [{**SLOW, "rate_rps": [[0, 40], [5, 4]]}, {**OTHER, "rate_rps": 6}],
     "steps beside a trace": lambda path: [
         {**OTHER, "rate_rps": [[0, 40], [5, 4]]},
         traced(path, *LOUD_FIRST),
