@@ -13,6 +13,6 @@ from fabric.client.blocking import BlockingClient
 from fabric.client.client import Client, InferResult, RunResult
 from fabric.client.client_options import ClientOptions
 from fabric.client.request_checks import Inputs
-from fabric.client.status import ask_status
+from fabric.operator_questions import ask_status
 
 __all__ = ["BlockingClient", "Client", "ClientOptions", "InferResult", "Inputs", "RunResult", "ask_status"]

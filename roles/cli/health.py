@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from fabric.client import ask_status
 from fabric.errors import FabricError, PeerLost
 from fabric.messages import SliceState, StatusListed
+from fabric.operator_questions import ask_status
 from roles.cli.json_output import echo_json
 from roles.cli.options import chosen_run_dir, json_option, run_dir_flag
 from roles.runtime.run_directory import is_claimed

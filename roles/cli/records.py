@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fabric.client.status import ask_role
 from fabric.clock import MonotonicClock
 from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
+from fabric.operator_questions import ask_role
 from roles.observability.remembered import (
     AbsenceSeen,
     BatchSeen,

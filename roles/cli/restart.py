@@ -9,10 +9,10 @@ from typing import Final
 
 import click
 
-from fabric.client import ask_status
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.ids import SCHEDULER_PREFIX, ModelId, NodeId, role_id_of_node
 from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrainDryRun, SliceReport, SliceState
+from fabric.operator_questions import ask_status
 from fabric.policy_options import counted
 from roles.cli.json_output import echo_json
 from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from fabric.client.status import ask_role
 from fabric.clock import Clock
 from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
+from fabric.operator_questions import ask_role
 from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
 from roles.page.recent_history import KEPT_MS
 from roles.page.snapshot import Look

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-from fabric.client.status import ask_role
 from fabric.errors import PeerLost
 from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import FiguresAsked, FiguresListed, ModelFigures
+from fabric.operator_questions import ask_role
 from roles.runtime.metrics.catalog import CLIENT_FAULTS
 from roles.runtime.running_cluster import ProcessReport
 

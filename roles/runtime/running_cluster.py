@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fabric.client import ask_status
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import PeerLost
 from fabric.ids import (
@@ -23,6 +22,7 @@ from fabric.ids import (
 )
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
+from fabric.operator_questions import ask_status
 from roles.runtime.core import SCHEDULER
 from roles.runtime.run_directory import run_files
 from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_report

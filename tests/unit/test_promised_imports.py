@@ -96,6 +96,34 @@ def test_what_never_has_tensors_starts_without_numpy(module: str) -> None:
     assert ran.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(
+            "roles.scheduler.shell",
+            "roles.node_agent.shell",
+            "roles.frontend.shell",
+            "roles.gpu_worker.shell",
+        ),
+        "deploy.local.commands",
+        *(f"roles.cli.{name}" for name in ("role_commands", "status", "restart", "models", "health", "top")),
+    ],
+)
+def test_what_asks_for_no_inference_starts_without_the_client(module: str) -> None:
+    """It and asyncio would be a sixth of what `tenuto status` takes."""
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys, {module}; print(sys.modules.keys() & {{'asyncio', 'fabric.client'}})",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "set()"
+
+
 def test_reading_a_configuration_needs_no_numpy() -> None:
     """Every role and most commands read one, and with it the policies that it names, or that are taken where it names none."""
     code = (
