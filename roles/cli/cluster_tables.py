@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fabric.ids import ModelId
-from fabric.messages import GpuReport, SliceReport, StatusListed, UnplacedInfo
+from fabric.messages import GpuReport, PlanReport, SliceReport, StatusListed, UnplacedInfo
+from policies.scaling import RELEASE_WINDOW_MS
 from policies.slo import BAD_RATE_ALLOWED
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport, ProcessReport
@@ -41,6 +42,14 @@ def unplaced_line(one: UnplacedInfo) -> str:
     """What found no place, and why."""
     rate = "" if one.rate_rps is None else f" ({one.rate_rps:.2f} r/s)"
     return f"unplaced: {one.model_id}{rate}: {one.reason}"
+
+
+def advice_line(plan: PlanReport) -> str:
+    """How many GPUs the load asks for; why it may be all of them, though a run of `tenuto bench` asks for fewer."""
+    line = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
+    if plan.gpus_advised != plan.gpus or plan.gpus < 2:
+        return line
+    return f"{line} (for fewer only when some were idle for {RELEASE_WINDOW_MS / 60_000:g} min)"
 
 
 def drained_line(listed: StatusListed) -> str:

@@ -9,6 +9,7 @@ import click
 
 from fabric.messages import StatusListed
 from roles.cli.cluster_tables import (
+    advice_line,
     drained_line,
     gpu_tables,
     loop_table,
@@ -115,8 +116,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
     plan = report.scheduler.plan
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
-        advised = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
-        console.print(f"Plan: {plan.state}{why}; {advised}")
+        console.print(f"Plan: {plan.state}{why}; {advice_line(plan)}")
         for line in plan.lately[-LATELY_SHOWN:]:
             console.print(f"  {line}")
 

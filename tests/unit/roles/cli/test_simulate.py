@@ -46,6 +46,11 @@ def test_simulate_prints_the_json_alone(file: Path) -> None:
     assert printed["models"]["resnet50"]["offered"] == printed["offered_rps"]
 
 
+def test_the_number_of_gpus_that_the_load_asks_for_is_said_to_be_of_the_run(file: Path) -> None:
+    assert "GPUs 2, used 2, busy" in (printed := run_simulate(file).stdout)
+    assert "the load of this run asks for 2" in " ".join(printed.split())
+
+
 @pytest.mark.parametrize(
     "cluster", [{"gpus": 8}, {"nodes": [{"host": "a", "gpus": 8, "device": "cuda"}]}], ids=str
 )
