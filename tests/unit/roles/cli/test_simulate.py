@@ -48,7 +48,7 @@ def test_simulate_prints_the_json_alone(file: Path) -> None:
 
 def test_the_number_of_gpus_that_the_load_asks_for_is_said_to_be_of_the_run(file: Path) -> None:
     assert "GPUs 2, used 2, busy" in (printed := run_simulate(file).stdout)
-    assert "the load of this run asks for 2" in " ".join(printed.split())
+    assert "the load of this run asks for 1" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(
