@@ -52,15 +52,15 @@ def advice_line(plan: PlanReport) -> str:
     return f"{line} (for fewer only when some were idle for {RELEASE_WINDOW_MS / 60_000:g} min)"
 
 
-def drained_line(listed: StatusListed) -> str:
-    """What `tenuto drain` took out of use: whole nodes by their names, else GPUs; empty where there is none."""
+def drained_line(listed: StatusListed, roles: Sequence[str] = ()) -> str:
+    """What `tenuto drain` took out of use: roles, whole nodes by their names, else GPUs; empty where there is none."""
     drained = () if listed.plan is None else listed.plan.drained
-    if not drained:
+    if not drained and not roles:
         return ""
     there = Counter(report.node_id for report in listed.gpus)
     counts = Counter(ref.node_id for ref in drained)
     names = [ref.node_id if counts[ref.node_id] == there[ref.node_id] else ref.name for ref in drained]
-    return f"Drained: {', '.join(dict.fromkeys(names))} (tenuto drain --back uses it again)"
+    return f"Drained: {', '.join(dict.fromkeys([*roles, *names]))} (tenuto drain --back uses it again)"
 
 
 def process_table(report: ClusterReport) -> Table:

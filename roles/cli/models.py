@@ -263,6 +263,8 @@ def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, 
         home.remove()
     if as_json:
         echo_json({**plain_answer(answer), **({"dry_run": True} if is_dry else {})})
+    elif answer.status == "ok" and answer.reason:  # it is so already
+        click.echo(answer.reason, err=True)
     elif answer.status != "refused" and is_dry:
         verb = "start" if is_back else "drain and end"
         click.echo(f"nothing was done; this would {verb} the role {role_id}", err=True)

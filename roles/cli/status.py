@@ -68,6 +68,7 @@ def status(
         plain = {
             "endpoints": report.endpoints,
             "processes": report.processes,
+            "drained_roles": report.drained_roles,
             "workers": report.workers,
             "slices": listed.slices,
             "models": listed.models,
@@ -93,7 +94,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
     print_models(report.scheduler, live)
     for table in ([loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
-    if drained := drained_line(report.scheduler):
+    if drained := drained_line(report.scheduler, report.drained_roles):
         console.print(drained)
     standing = report.scheduler.standing
     if len(report.shards) > 1:

@@ -91,6 +91,7 @@ def test_what_is_drained_is_named_by_node_or_by_gpu_and_said_to_be_taken_back() 
     assert drained_line(LISTED) == ""
     assert drained(("a", 1)) == f"Drained: a/gpu1{back}"
     assert drained(("a", 0), ("a", 1), ("b", 0)) == f"Drained: a, b/gpu0{back}"
+    assert drained_line(LISTED, ["frontend-1"]) == f"Drained: frontend-1{back}"
     assert drained(("gone", 0)) == f"Drained: gone/gpu0{back}", "its node does not answer"
 
 
