@@ -129,7 +129,9 @@ class ScaleAdvisor:
         if idle_fraction == 0.0:
             return ScaleAdvice(self._gpus, {})
         gpus = advised_gpus(self._gpus, 0.0, idle_fraction)
-        return ScaleAdvice(gpus, {model_id: -gpus_of * idle_fraction for model_id, gpus_of in share.items()})
+        return ScaleAdvice(
+            gpus, {model_id: 0.0 - gpus_of * idle_fraction for model_id, gpus_of in share.items()}
+        )
 
     def _loads_since(self, from_ms: float) -> dict[ModelId, ObservedLoad]:
         loads: dict[ModelId, ObservedLoad] = {}

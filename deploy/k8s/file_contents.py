@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from deploy.k8s.requirements import Wanted
+from deploy.keys import remedy, trusted_in
 from fabric.errors import ConfigError
 from fabric.keys import FRONTEND, SCHEDULER, TRUSTED_FILE, Keyring, key_file, naming_path, principal_of_node
 
@@ -48,12 +49,15 @@ def gather(wanted: Wanted) -> Material:
             f" {CONFIG_BYTES_MAX:,}: put large files into the image, and name them by their absolute path there"
         )
     nodes = [principal_of_node(node.host) for group in wanted.agents for node in group.nodes]
+    trusted = trusted_in(wanted.keys)
     keys, key_ids = {}, {}
     for principal in (SCHEDULER, FRONTEND, *nodes):
         name = key_file(principal)
-        key_ids[name] = hashlib.sha256(
-            Keyring.of_folder(wanted.keys, principal).own.public.encode()
-        ).hexdigest()[:12]
+        try:
+            public = Keyring.of_folder(wanted.keys, principal).own.public
+        except ConfigError as error:
+            raise ConfigError(f"{error}{remedy(wanted.keys, principal, trusted)}") from error
+        key_ids[name] = hashlib.sha256(public.encode()).hexdigest()[:12]
         keys[name] = _content(wanted.keys / name)
     for name, path in ({} if wanted.gateway is None else wanted.gateway.files).items():
         keys[name] = _content(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +95,11 @@ def wanted_of(source: Source, namespace: str, image: str) -> Wanted:
     _check_places(cluster)
     _check_nodes(config, cluster)
     if config.security.keys is None:
+        beside = source.path.parent / "keys"
         raise ConfigError(
-            "security.keys: is missing; pods reach each other by the network, and that needs keys"
-            " (tenuto keys create DIRECTORY --config FILE, and security: {keys: DIRECTORY})"
+            "security.keys: is missing; pods reach each other by the network, and that needs keys: write"
+            f" security: {{keys: keys}} into {source.path}, and make them with"
+            f" `{shlex.join(['tenuto', 'keys', 'create', str(beside), '--config', str(source.path)])}`"
         )
     remarks = []
     if not re.search(r":[^/:]+$", image):

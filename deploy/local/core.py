@@ -41,7 +41,7 @@ from fabric.messages import Changed, RestartRoles, RoleDrain, RoleDrainDryRun, R
 from fabric.policy_options import suggestion
 from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
-from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explaining_lines
+from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explaining_lines, still_drained
 from roles.runtime.restarts import Restarts
 
 
@@ -108,6 +108,11 @@ class SupervisorCore:
         """The first role that does not serve; empty: all do."""
         away = (role_id for role_id, role in self._roles.items() if role.state is not RoleState.SERVING)
         return next(away, "")
+
+    @property
+    def drained(self) -> tuple[str, ...]:
+        """The roles that an operator keeps down."""
+        return tuple(role_id for role_id, role in self._roles.items() if role.is_kept_down)
 
     @property
     def asks(self) -> str:
@@ -214,6 +219,9 @@ class SupervisorCore:
             code, reason = refusal
             self._actions.append(Reply(asked.peer, Changed(number, "refused", code, reason)))
             return
+        if already := self._is_so_already(asked.request):
+            self._actions.append(Reply(asked.peer, Changed(number, "ok", reason=already)))
+            return
         match asked.request:
             case RoleDrainDryRun() as question:
                 self._actions.append(Reply(asked.peer, _done(question)))
@@ -235,17 +243,25 @@ class SupervisorCore:
         if self._asked is not None:
             return "Busy", "another change is under way"
         if isinstance(change, RestartRoles):
+            if self.drained:
+                return "Busy", still_drained(self.drained[0])
             return ("Busy", f"{self._absent} does not serve") if self._absent else None
         role = self._roles.get(change.role_id)
         if role is None:
             return self._no_role_of_its_own(change.role_id)
-        if change.is_back:
-            return None if role.is_kept_down else ("InvalidConfig", f"{change.role_id} is not drained")
-        if role.is_kept_down:
-            return "InvalidConfig", f"{change.role_id} is drained already"
+        if change.is_back or role.is_kept_down:
+            return None
         if not role.has_served:
             return "Busy", f"{change.role_id} has not served yet"
         return self._nobody_stands_in(role.plan)
+
+    def _is_so_already(self, change: RoleRequest) -> str:
+        """Why there is nothing to do; empty: there is."""
+        if isinstance(change, RestartRoles) or self._roles[change.role_id].is_kept_down != (
+            not change.is_back
+        ):
+            return ""
+        return f"{change.role_id} is {'not drained' if change.is_back else 'drained already'}"
 
     def _nobody_stands_in(self, plan: RolePlan) -> tuple[str, str] | None:
         """Why that role cannot end: nothing of what its process is for may be without one that serves."""

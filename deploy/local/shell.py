@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from deploy.local.core import SupervisorCore
 from deploy.local.events import (
@@ -26,6 +27,7 @@ from deploy.local.events import (
 from deploy.local.log_limit import LogLimit
 from deploy.local.operator_link import RoleHealth, operator_link, operator_source
 from fabric.clock import MonotonicClock
+from fabric.errors import ConfigError
 from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
 from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed, UnplacedInfo
 from roles.runtime.children import Processes
@@ -36,7 +38,7 @@ from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import SourceOver, TimedSource
 from roles.runtime.process import StopSignal, read_run_file, remove_file
 from roles.runtime.process_events import Warn
-from roles.runtime.run_directory import run_files
+from roles.runtime.run_directory import read_up_file, run_files, write_up_file
 from roles.runtime.running_cluster import endpoints_in, is_active, shards_of
 from roles.runtime.shard_reports import merged, shard_of
 
@@ -273,10 +275,21 @@ class _Supervisor:
                 unplaced = () if told.plan is None else told.plan.unplaced
                 started = Started(endpoints_in(self._run_dir), told.slices, told.warnings, unplaced)
                 self._on_started(started)
+                self._note_drained()
             case Reply(peer, message):
+                self._note_drained()
                 self._operators.send(peer, message)
             case Warn(text):
                 log.warning("role_restarts %s", text)
+
+    def _note_drained(self) -> None:
+        """Which roles are kept down, for `tenuto status`."""
+        try:
+            up_file = read_up_file(self._run_dir)
+            if up_file is not None and tuple(up_file.drained) != self._core.drained:
+                write_up_file(self._run_dir, replace(up_file, drained=self._core.drained))
+        except (OSError, ConfigError) as error:
+            log.warning("drained_roles_not_written_down reason=%r", str(error))
 
     def _forget_run_files(self, role_id: str) -> None:
         """A killed process leaves its run files; its successor's names must not stand beside a dead pid."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from deploy.keys import remedy, trusted_in
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
@@ -20,7 +21,7 @@ from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
-from fabric.keys import TRUSTED_FILE, naming_path, read_pair, read_trusted
+from fabric.keys import TRUSTED_FILE, read_pair
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 FACTS_LIMIT_S: Final = 60.0
@@ -283,13 +284,7 @@ def _keys(
     missing: dict[str, list[str]] = {}
     if folder is None:
         return keys, ids, missing
-    with naming_path(folder):
-        is_there = (folder / TRUSTED_FILE).exists()
-    if not is_there:
-        raise ConfigError(
-            f"{folder / TRUSTED_FILE}: there is none; tenuto keys create {folder} --config FILE"
-        )
-    trusted = read_trusted(folder / TRUSTED_FILE)
+    trusted = trusted_in(folder)
     keys[TRUSTED_FILE] = (folder / TRUSTED_FILE).read_bytes()
     for wanted in inventory.hosts:
         for name in wanted.keys:
@@ -297,9 +292,7 @@ def _keys(
                 pair = read_pair(folder / name)
             except ConfigError as error:
                 principal = name.removesuffix(".key").replace("node-", "node/", 1)
-                verb = "rotate" if any(one.principal == principal for one in trusted.keys) else "add"
-                remedy = "" if (folder / name).exists() else f"; tenuto keys {verb} {folder} {principal}"
-                missing.setdefault(wanted.host, []).append(f"{error}{remedy}")
+                missing.setdefault(wanted.host, []).append(f"{error}{remedy(folder, principal, trusted)}")
                 continue
             keys[name], ids[name] = (folder / name).read_bytes(), pair.public[:10]
     return keys, ids, missing

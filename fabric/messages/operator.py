@@ -134,7 +134,10 @@ class ModelsRemove(Message, frozen=True, tag=63):
 
 
 class ModelSet(Message, frozen=True, tag=64):
-    """Operator -> scheduler: another SLO, declared rate or (a higher) term; None leaves it as it is."""
+    """Operator -> scheduler: another SLO, declared rate or (a higher) term; None leaves it as it is.
+
+    `is_forced`: also where the model is served, and has no place any more with that SLO.
+    """
 
     request_no: int
     model_id: ModelId
@@ -142,6 +145,7 @@ class ModelSet(Message, frozen=True, tag=64):
     rate_rps: float | None = None
     term: int | None = None
     dry_run: bool = False
+    is_forced: bool = False
 
 
 class DrainAsked(Message, frozen=True, tag=65):

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fabric.ids import ModelId
-from fabric.messages import GpuReport, SliceReport, StatusListed, UnplacedInfo
+from fabric.messages import GpuReport, PlanReport, SliceReport, StatusListed, UnplacedInfo
+from policies.scaling import RELEASE_WINDOW_MS
 from policies.slo import BAD_RATE_ALLOWED
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport, ProcessReport
@@ -43,15 +44,23 @@ def unplaced_line(one: UnplacedInfo) -> str:
     return f"unplaced: {one.model_id}{rate}: {one.reason}"
 
 
-def drained_line(listed: StatusListed) -> str:
-    """What `tenuto drain` took out of use: whole nodes by their names, else GPUs; empty where there is none."""
+def advice_line(plan: PlanReport) -> str:
+    """How many GPUs the load asks for; why it may be all of them, though a run of `tenuto bench` asks for fewer."""
+    line = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
+    if plan.gpus_advised != plan.gpus or plan.gpus < 2:
+        return line
+    return f"{line} (for fewer only when some were idle for {RELEASE_WINDOW_MS / 60_000:g} min)"
+
+
+def drained_line(listed: StatusListed, roles: Sequence[str] = ()) -> str:
+    """What `tenuto drain` took out of use: roles, whole nodes by their names, else GPUs; empty where there is none."""
     drained = () if listed.plan is None else listed.plan.drained
-    if not drained:
+    if not drained and not roles:
         return ""
     there = Counter(report.node_id for report in listed.gpus)
     counts = Counter(ref.node_id for ref in drained)
     names = [ref.node_id if counts[ref.node_id] == there[ref.node_id] else ref.name for ref in drained]
-    return f"Drained: {', '.join(dict.fromkeys(names))} (tenuto drain --back uses it again)"
+    return f"Drained: {', '.join(dict.fromkeys([*roles, *names]))} (tenuto drain --back uses it again)"
 
 
 def process_table(report: ClusterReport) -> Table:

@@ -111,9 +111,9 @@ def _print_rows(rows: Sequence[Compared]) -> None:
 def _summary(rows: Sequence[Compared]) -> Table:
     table = Table(title="goodput, requests/s", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("placement", overflow="fold")
-    table.add_column("batching", overflow="fold")
-    for column in ("offered", "good", "least good %", "expected", "GPUs", "per hour"):
+    table.add_column("placement", overflow="ellipsis")
+    table.add_column("batching", overflow="ellipsis")
+    for column in ("offered", "good", "least\ngood %", "expected", "GPUs", "per\nhour"):
         table.add_column(column, justify="right", no_wrap=True)
     for number, row in enumerate(rows, start=1):
         worst, expected = (

@@ -14,14 +14,14 @@ import click
 def echo_json(value: object, default: Callable[[Any], str] | None = None) -> None:
     """Print a result as JSON; `default` writes what JSON has no form for.
 
-    NaN and Infinity are null: JSON has no words for them, and strict readers refuse the whole answer.
+    NaN and Infinity are null: JSON has no words for them, and strict readers refuse the whole answer. Zero has no sign.
     """
     click.echo(json.dumps(_finite(value), allow_nan=False, default=default))
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value + 0.0 if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -181,18 +181,31 @@ def move(*, name: str, target: int, cluster: Cluster, is_dry: bool, as_json: boo
 @click.argument("name")
 @click.option("--slo-ms", type=BUDGET_MS, help="Its SLO from now on.")
 @click.option("--rate", "rate_rps", type=RATE_RPS, help="Requests per second to plan for at least.")
+@click.option(
+    "--force", "is_forced", is_flag=True, help="Also an SLO with which the model is served no more."
+)
 @dry_run_option
 @of_cluster
 def set_(
-    *, name: str, slo_ms: float | None, rate_rps: float | None, cluster: Cluster, is_dry: bool, as_json: bool
+    *,
+    name: str,
+    slo_ms: float | None,
+    rate_rps: float | None,
+    is_forced: bool,
+    cluster: Cluster,
+    is_dry: bool,
+    as_json: bool,
 ) -> None:
-    """Change a model's SLO or the rate to plan for."""
+    """Change a model's SLO or the rate to plan for.
+
+    An SLO with which a model that is served would have no place is refused, with the least that could be met where that is why.
+    """
     if slo_ms is None and rate_rps is None:
         raise click.UsageError("nothing to set: give --slo-ms, --rate or both")
 
     def changed(schedulers: Mapping[int, ActiveScheduler]) -> dict[int, Change]:
         return {
-            own: lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps)
+            own: lambda number: ModelSet(number, ModelId(name), slo_ms, rate_rps, is_forced=is_forced)
             for own in having(ModelId(name), schedulers)
         }
 
@@ -263,6 +276,8 @@ def _drain_role(role_id: str, cluster: Cluster, *, is_back: bool, is_dry: bool, 
         home.remove()
     if as_json:
         echo_json({**plain_answer(answer), **({"dry_run": True} if is_dry else {})})
+    elif answer.status == "ok" and answer.reason:  # it is so already
+        click.echo(answer.reason, err=True)
     elif answer.status != "refused" and is_dry:
         verb = "start" if is_back else "drain and end"
         click.echo(f"nothing was done; this would {verb} the role {role_id}", err=True)

@@ -19,7 +19,8 @@ from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
 from roles.runtime.core import SCHEDULER
 from roles.runtime.environment import RunDir
 from roles.runtime.operator_request import ANSWER_LIMIT_MS, NotAnswered, ask_change, new_request_no
-from roles.runtime.run_directory import UP_SOCKET, is_claimed
+from roles.runtime.process_events import still_drained
+from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed
 from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
 DRY_RUN_LIMIT_MS: Final = 6_000.0
@@ -51,6 +52,8 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
     if is_dry:
         try:
             require_running(home.path)
+            for role_id in drained_roles(home.path):
+                raise FabricError(f"Busy: {still_drained(role_id)}")
             away = _tell_away(home.path)
             tell_processes(home.path, "restart", as_json=as_json, away=away)
         finally:

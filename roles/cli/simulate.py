@@ -152,5 +152,5 @@ def print_outcome(outcome: Outcome, title: str) -> None:
     )
     console.print(
         f"GPUs {len(busy)}, used {outcome.used_gpus}, busy {100 * sum(busy) / max(1, len(busy)):.1f} % on average; "
-        f"advised {outcome.advice_gpus}"
+        f"the load of this run asks for {outcome.advice_gpus}"
     )

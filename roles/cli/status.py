@@ -9,6 +9,7 @@ import click
 
 from fabric.messages import StatusListed
 from roles.cli.cluster_tables import (
+    advice_line,
     drained_line,
     gpu_tables,
     loop_table,
@@ -67,6 +68,7 @@ def status(
         plain = {
             "endpoints": report.endpoints,
             "processes": report.processes,
+            "drained_roles": report.drained_roles,
             "workers": report.workers,
             "slices": listed.slices,
             "models": listed.models,
@@ -92,7 +94,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
     print_models(report.scheduler, live)
     for table in ([loop_table(report)] if has_loops else []) + gpu_tables(report.scheduler.gpus):
         console.print(table)
-    if drained := drained_line(report.scheduler):
+    if drained := drained_line(report.scheduler, report.drained_roles):
         console.print(drained)
     standing = report.scheduler.standing
     if len(report.shards) > 1:
@@ -115,8 +117,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
     plan = report.scheduler.plan
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
-        advised = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
-        console.print(f"Plan: {plan.state}{why}; {advised}")
+        console.print(f"Plan: {plan.state}{why}; {advice_line(plan)}")
         for line in plan.lately[-LATELY_SHOWN:]:
             console.print(f"  {line}")
 

@@ -40,3 +40,8 @@ class Warn(Struct, frozen=True):
     """Something a person should read, though everything goes on. `text` is logfmt."""
 
     text: str
+
+
+def still_drained(role_id: str) -> str:
+    """Why not all roles can be restarted."""
+    return f"{role_id} is drained; first use it again: tenuto drain {role_id} --back"

@@ -53,6 +53,8 @@ class UpFile(Struct, frozen=True):
     warnings: Sequence[str] = ()
     started_at: int | None = None
     """Of the process; see `RunFile`."""
+    drained: Sequence[str] = ()
+    """Roles that an operator keeps down."""
 
     @property
     def process(self) -> ProcessIdentity | None:
@@ -151,6 +153,14 @@ def runs_already(run_dir: Path) -> FabricError:
         f"a cluster runs in {run_dir} already{who}; end it with 'tenuto down', "
         "or give this one another directory with --run-dir"
     )
+
+
+def drained_roles(run_dir: Path) -> Sequence[str]:
+    """Those that an operator keeps down, of the cluster that runs there; none where its file cannot be read."""
+    up_file = None
+    with contextlib.suppress(ConfigError):
+        up_file = read_up_file(run_dir)
+    return () if up_file is None or up_file.process is None else up_file.drained
 
 
 def is_claimed(run_dir: Path) -> bool:

@@ -24,7 +24,7 @@ from fabric.keys import Keyring
 from fabric.messages import StatusListed
 from fabric.operator_questions import ask_status
 from roles.runtime.core import SCHEDULER
-from roles.runtime.run_directory import run_files
+from roles.runtime.run_directory import drained_roles, run_files
 from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_report
 
 ROLE_LIMIT_MS = 1_000.0
@@ -63,6 +63,8 @@ class ClusterReport(Struct, frozen=True):
     shards: Sequence[ShardReport] = ()
     active: Mapping[int, ActiveScheduler] = field(default_factory=dict)
     """By shard: who schedules it, and what that says."""
+    drained_roles: Sequence[str] = ()
+    """Those of the run directory that an operator keeps down."""
 
     @property
     def workers(self) -> dict[str, int]:
@@ -88,7 +90,7 @@ def look(run_dir: Path, keyring: Keyring | None = None) -> ClusterReport:
     for process in processes:
         if process.alive and process.role_id not in counters:
             counters |= _counters(process, _limit_ms(ROLE_LIMIT_MS, until_ms, clock), keyring)
-    return replace(report, processes=processes, counters=counters)
+    return replace(report, processes=processes, counters=counters, drained_roles=drained_roles(run_dir))
 
 
 def is_active(scheduler: StatusListed) -> bool:

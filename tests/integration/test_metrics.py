@@ -308,8 +308,10 @@ def test_an_address_in_use_is_a_configuration_error() -> None:
     with serving() as opened:
         with pytest.raises(ConfigError) as refused:
             MetricsServer(opened.address, "frontend-1")
-        where = f"listen.metrics: the page of metrics cannot be served at {opened.address}"
-        assert str(refused.value) == f"{where}: Address already in use"
+        where = f"listen.metrics: frontend-1's page cannot be served at {opened.address}"
+        assert str(refused.value).startswith(
+            f"{where}: Address already in use; the file names the first role's port, and each next role takes the port above"
+        )
 
 
 def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:

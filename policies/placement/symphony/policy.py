@@ -85,12 +85,17 @@ class Symphony:
             unplaced,
             divided.violations,
             _staggered_goodput_rps(hosted, counts, profiles),
-            tuple(_decided(model, hosted, counts, reasons) for model in models if model.model_id in placed),
+            tuple(
+                _decided(model, divided.of_model[model.model_id], hosted, counts, reasons)
+                for model in models
+                if model.model_id in placed
+            ),
         )
 
 
 def _decided(
     model: PlacedModelInput,
+    subcluster: int,
     hosted: Mapping[_Of, Sequence[PlacedModelInput]],
     counts: Mapping[_Of, int],
     reasons: Mapping[ModelId, Sequence[str]],
@@ -99,7 +104,12 @@ def _decided(
     taken = sum(counts[key] for key, inside in hosted.items() if model in inside)
     everywhere = sum(counts.values())
     which = f"all {everywhere} GPUs" if taken == everywhere else f"{taken} of {everywhere} GPUs"
-    of_others = reasons.get(model.model_id, ())
+    own = sum(count for (of, _), count in counts.items() if of == subcluster)
+    size = "1 GPU" if own == 1 else f"{own} GPUs"
+    of_others = [
+        *([f"it may not leave its sub-cluster, which has {size}"] if own < everywhere else ()),
+        *reasons.get(model.model_id, ()),
+    ]
     return Decision(
         model.model_id,
         f"on {'the one GPU' if everywhere == 1 else which}, with every other model that they take: whichever is free runs the next batch",

@@ -7,6 +7,7 @@ this, and no lock is taken. If the loop does not answer within `ANSWER_S`, the l
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,6 +23,10 @@ from roles.runtime.small_http import ANSWER_S, Answered, Asked, SmallHttpServer
 FRESH_MS: Final = 200.0
 """A snapshot that young is shown again: whoever asks more often costs the loop nothing."""
 PATH: Final = "/metrics"
+_OTHER_PORTS: Final = (
+    "the file names the first role's port, and each next role takes the port above: if another cluster is there, write a"
+    " listen.metrics with other ports (port 0: any free ones), or start this role with --metrics"
+)
 
 log = logging.getLogger("tenuto")
 
@@ -53,11 +58,13 @@ class MetricsServer:
         self._news: asyncio.Event = asyncio.Event()
         try:
             self._server = SmallHttpServer(
-                address, self._answer, "metrics", "listen.metrics: the page of metrics cannot be served"
+                address, self._answer, "metrics", f"listen.metrics: {role_id}'s page cannot be served"
             )
-        except ConfigError:
+        except ConfigError as error:
             self.asked.close()
-            raise
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+            raise ConfigError(f"{error}; {_OTHER_PORTS}") from error
 
     @property
     def address(self) -> str:

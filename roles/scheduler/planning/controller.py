@@ -459,29 +459,34 @@ class Controller:
         assert task.peer is not None, "it is an operator's"
         assert task.change is not None, "likewise"
         number = task.change.request_no
-        if made.reason:
-            answer = Changed(number, "refused", INVALID_CONFIG, made.reason)
+        if reason := made.reason or self._objection(task, made):
+            answer = Changed(number, "refused", INVALID_CONFIG, reason)
         else:
             answer = _answered(task, made, made.moves)
         self._note(f"planned only: {task.why}")
         self._actuator.send(task.peer, answer)
 
     def _objection(self, task: _Task, made: PlanMade) -> str:
-        """gpulet: where a drift of rates leaves a model that is served without a place, the old plan stays."""
-        if (
-            task.change is not None
-            or self._are_gpus_changed
-            or self._presence.absent
-            or self._is_carried_over
-        ):
+        """Where a drift of rates (gpulet) or its own new SLO leaves a model that is served without a place, the old plan stays."""
+        change = task.change
+        if isinstance(change, ModelSet):
+            if change.slo_ms is None or change.is_forced or change.model_id not in self._lost(made):
+                return ""
+            why = next((f": {one.reason}" for one in made.unplaced if one.model_id == change.model_id), "")
+            return f"{change.model_id} is served, and would have no place{why}; --force sets it all the same"
+        if change is not None or self._are_gpus_changed or self._presence.absent or self._is_carried_over:
             return ""
+        lost = self._lost(made)
+        return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
+
+    def _lost(self, made: PlanMade) -> list[ModelId]:
+        """Models that are served, and that a plan has no place for."""
         hosted = {hint.model_id for move in made.moves for one in move.starts for hint in one.hints}
         hosted |= {hint.model_id for move in made.moves for one in move.changes for hint in one.hints}
         hosted |= {hint.model_id for kept in made.kept for hint in kept.hints}
-        lost = [
+        return [
             model_id for model_id, count in self._fleet.replicas.items() if count and model_id not in hosted
         ]
-        return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
 
     def _running(self, move: MoveInfo) -> RunningMove:
         starts = [self._names.named(start) for start in move.starts]

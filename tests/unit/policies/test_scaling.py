@@ -77,6 +77,13 @@ def test_idle_gpus_are_released_after_a_whole_window_and_not_before() -> None:
     assert advice.models == pytest.approx({"a": -1.75, "b": -1.75})
 
 
+def test_a_model_that_nobody_asks_leaves_zero_gpus_idle_not_minus_zero() -> None:
+    advisor = ScaleAdvisor()
+    for second in range(122):
+        advisor.observe(4, {ModelId("a"): ObservedLoad(0, 0, 0.0)}, 1000.0 * second)
+    assert str(advisor.advice(121_000.0).models) == "{'a': 0.0}"
+
+
 def test_the_busiest_moment_of_the_window_decides_what_is_released() -> None:
     advisor = ScaleAdvisor()
     watch(advisor, range(60), idle=0.8)

@@ -60,7 +60,16 @@ def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     stage.file.write_text(yaml.safe_dump(stage.document))
     done = stage.run()
     assert isinstance(done.exception, ConfigError)
-    assert "tenuto keys create" in str(done.exception)
+    assert f"write security: {{keys: keys}} into {stage.file}" in str(done.exception)
+    assert f"`tenuto keys create {tmp_path / 'keys'} --config {stage.file}`" in str(done.exception)
+
+
+def test_keys_that_are_not_made_yet_are_refused_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.file.write_text(yaml.safe_dump(stage.document))
+    done = stage.run()
+    assert isinstance(done.exception, ConfigError)
+    assert f"`tenuto keys create {tmp_path / 'keys'} --config FILE`" in str(done.exception)
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -70,6 +79,7 @@ def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
     done = stage.run()
     assert isinstance(done.exception, ConfigError)
     assert "node-gpu-c.key" in str(done.exception)
+    assert f"tenuto keys rotate {tmp_path / 'keys'} node/gpu-c" in str(done.exception)
 
 
 @pytest.mark.parametrize("size", [(1 << 20) + 1, 600_000])

@@ -306,13 +306,39 @@ def test_a_role_that_was_drained_stays_down_until_it_is_wanted_back() -> None:
     assert up.answers[1:] == [Changed(2, "ok", started=1)]
 
 
+def test_what_is_so_already_is_said_and_nothing_is_done() -> None:
+    up = Up()
+    up.ask(RoleDrain(1, "frontend-1", is_back=True))
+    up.ask(RoleDrain(2, "frontend-1"))
+    up.feed(ProcessExited("frontend-1", 0, ""))
+    for request in (RoleDrain(3, "frontend-1"), RoleDrainDryRun(4, "frontend-1")):
+        assert not any(isinstance(action, TerminateRole | SpawnRole) for action in up.ask(request))
+    assert up.answers == [
+        Changed(1, "ok", reason="frontend-1 is not drained"),
+        Changed(2, "ok", ended=1),
+        Changed(3, "ok", reason="frontend-1 is drained already"),
+        Changed(4, "ok", reason="frontend-1 is drained already"),
+    ]
+
+
+def test_while_a_role_is_drained_a_rolling_restart_says_which_and_how_it_comes_back() -> None:
+    up = Up()
+    up.ask(RoleDrain(1, "frontend-1"))
+    up.feed(ProcessExited("frontend-1", 0, ""))
+    assert up.core.drained == ("frontend-1",)
+    up.ask(RestartRoles(2))
+    assert up.answers[-1].code == "Busy"
+    assert (
+        up.answers[-1].reason == "frontend-1 is drained; first use it again: tenuto drain frontend-1 --back"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
         (RoleDrain(1, "frontend-7"), "UnknownRole"),
         (RoleDrain(1, "scheduler-0"), "InvalidConfig"),
         (RoleDrain(1, "node-a"), "InvalidConfig"),
-        (RoleDrain(1, "frontend-0", is_back=True), "InvalidConfig"),
     ],
 )
 def test_what_cannot_be_is_refused(change: RoleDrain, code: str) -> None:

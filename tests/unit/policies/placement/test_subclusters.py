@@ -107,6 +107,15 @@ def test_a_model_that_no_gpu_can_serve_is_left_out_with_the_gpus_reason() -> Non
     ]
 
 
+def test_a_model_is_on_no_other_gpus_because_they_are_of_other_subclusters() -> None:
+    decisions = place({"a": 900, "b": 300}, gpus(8), 2).decisions
+    assert [rejected.reason for one in decisions for rejected in one.rejected] == [
+        "a can use none of the others: it may not leave its sub-cluster, which has 6 GPUs",
+        "b can use none of the others: it may not leave its sub-cluster, which has 2 GPUs",
+    ]
+    assert [one.rejected for one in place({"a": 900, "b": 300}, gpus(8), 1).decisions] == [(), ()]
+
+
 def test_a_new_plan_keeps_models_and_gpus_where_they_are() -> None:
     rates = {f"m{i:02}": 100.0 + i for i in range(20)}
     first = place(rates, gpus(8), 4)

@@ -23,6 +23,7 @@ from fabric.messages import (
 )
 from roles.cli.cluster_tables import (
     LOOP_COLUMNS,
+    advice_line,
     drained_line,
     gpu_tables,
     loop_table,
@@ -90,7 +91,18 @@ def test_what_is_drained_is_named_by_node_or_by_gpu_and_said_to_be_taken_back() 
     assert drained_line(LISTED) == ""
     assert drained(("a", 1)) == f"Drained: a/gpu1{back}"
     assert drained(("a", 0), ("a", 1), ("b", 0)) == f"Drained: a, b/gpu0{back}"
+    assert drained_line(LISTED, ["frontend-1"]) == f"Drained: frontend-1{back}"
     assert drained(("gone", 0)) == f"Drained: gone/gpu0{back}", "its node does not answer"
+
+
+def test_that_all_gpus_are_asked_for_is_said_to_change_only_when_some_were_idle_for_long() -> None:
+    def advice(advised: int, gpus: int) -> str:
+        return advice_line(PlanReport("steady", "", gpus, advised, (), 0, 0))
+
+    assert advice(3, 3) == "the load asks for 3 of 3 GPUs (for fewer only when some were idle for 2 min)"
+    assert advice(2, 3) == "the load asks for 2 of 3 GPUs"
+    assert advice(4, 3) == "the load asks for 4 of 3 GPUs"
+    assert advice(1, 1) == "the load asks for 1 of 1 GPUs"
 
 
 @pytest.mark.parametrize("name", TABLES)

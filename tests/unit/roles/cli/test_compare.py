@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from fabric.errors import ConfigError
-from roles.cli.compare import compare
+from fabric.ids import ModelId
+from roles.cli.compare import _summary, compare
 from roles.cli.plan import plan
+from roles.lab.compare import Compared
+from roles.workload.outcomes import ModelOutcome, Outcome
 
 FILE: dict[str, Any] = {
     "seed": 3,
@@ -108,12 +113,21 @@ def test_people_get_a_table_a_model_a_row(tmp_path: Path) -> None:
     text = run_compare(tmp_path, "--placements", "given,symphony", "--batching", "fixed").stdout
     for word in (
         "given",
-        "least good %",
+        "good %",
         "hopeless",
         "symphony with fixed: batching.fixed",
         "given: unplaced",
     ):
         assert word in text
+
+
+def test_no_word_is_broken_at_80_columns() -> None:
+    outcome = Outcome(1.0, {ModelId("a"): ModelOutcome(100_000, 12_345, 0, 0, None, None, None, None)}, (), 0)
+    row = Compared("exclusive", "clockwork", cost_per_hour=12.34, outcome=outcome)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(_summary([row]))
+    words = console.export_text().split()
+    assert {"placement", "batching", "exclusive", "clockwork"} <= {*words}
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

@@ -296,6 +296,11 @@ def test_what_is_not_a_number_is_null_in_json(capsys: pytest.CaptureFixture[str]
     }
 
 
+def test_zero_has_no_sign_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    echo_json({"gpus": -0.0, "rest": [-0.0, -1.5]})
+    assert capsys.readouterr().out == '{"gpus": 0.0, "rest": [0.0, -1.5]}\n'
+
+
 def test_results_are_printed_by_one_function() -> None:
     root = Path(__file__).parents[4]
     printing = [

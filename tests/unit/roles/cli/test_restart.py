@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fabric.errors import PeerLost
+from fabric.errors import FabricError, PeerLost
 from fabric.ids import Incarnation, ModelId, SliceId
 from fabric.messages import Changed, RestartRoles, SchedulerStanding, SliceReport, SliceState, StatusListed
 from roles.cli import restart as restart_module
 from roles.runtime.process import RunFile, write_run_file
-from roles.runtime.run_directory import claim
+from roles.runtime.run_directory import UpFile, claim, write_up_file
 
 BORN = Incarnation("1234abcd")
 
@@ -38,6 +38,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     *words: str,
     says: StatusListed | None,
+    drained: Sequence[str] = (),
 ) -> Result:
     """Here are nodes a and b; c's agent is on another host."""
 
@@ -55,6 +56,7 @@ def run(
     monkeypatch.setattr(restart_module, "ask_status", ask_status)
     monkeypatch.setattr(restart_module, "ask_supervisor", ask_supervisor)
     with claim(tmp_path):
+        write_up_file(tmp_path, UpFile(os.getpid(), is_ready=True, endpoints={}, drained=drained))
         for role_id in ("scheduler-0", "node-a", "node-b"):
             write_run_file(tmp_path, RunFile(role_id, os.getpid(), BORN, {"control": ["ipc:///control"]}))
         result = CliRunner().invoke(restart_module.restart, ["--rolling", "--run-dir", str(tmp_path), *words])
@@ -89,3 +91,11 @@ def test_a_scheduler_that_does_not_answer_or_stands_by_is_not_waited_for(
 ) -> None:
     result = run(tmp_path, monkeypatch, "--json", says=says)
     assert (json.loads(result.stdout)["away"], result.stderr) == ([], "")
+
+
+def test_a_dry_run_says_that_a_role_is_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(tmp_path, monkeypatch, "--dry-run", says=status(), drained=["frontend-1"])
+    assert isinstance(result.exception, FabricError)
+    assert str(result.exception) == (
+        "Busy: frontend-1 is drained; first use it again: tenuto drain frontend-1 --back"
+    )

@@ -63,7 +63,7 @@ def test_simulate_prints_a_table_for_people(file: Path) -> None:
     result = run_simulate(file)
     assert result.exit_code == 0
     assert "resnet50" in result.stdout
-    assert "advised" in result.stdout
+    assert "busy 49.3 % on average; the load of this run asks for 1\n" in result.stdout
 
 
 def test_a_model_that_nothing_can_host_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -151,6 +151,6 @@ def test_the_page_lists_each_role_s_metrics_under_its_heading() -> None:
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, "é" * 60], ids=["empty", "long", "long when written out"])
 def test_what_can_be_no_hosts_name_is_refused_as_one_that_is_not_found(host: str) -> None:
-    words = f"^listen.metrics: the page of metrics cannot be served at {host}:1: no host can have that name$"
+    words = f"^listen.metrics: frontend-0's page cannot be served at {host}:1: no host can have that name$"
     with pytest.raises(ConfigError, match=words):
         MetricsServer(f"{host}:1", "frontend-0")

@@ -387,6 +387,29 @@ def test_a_new_slo_is_told_to_everyone_and_moves_nothing() -> None:
     assert [one.slo_ms for one in directory.models] == [150.0]
 
 
+def test_an_slo_that_would_take_a_model_out_of_service_is_refused_unless_it_is_forced() -> None:
+    stage = two_nodes(model("a"), model("b"))
+    stage.run(2)
+    before = stage.hosted()
+    for number, is_dry in enumerate((True, False), start=1):
+        stage.sent.clear()
+        stage.hear(OPERATOR, ModelSet(number, ModelId("a"), slo_ms=1.0, dry_run=is_dry))
+        stage.run(10)
+        refused = stage.answer()
+        assert (refused.status, refused.code) == ("refused", "InvalidConfig")
+        assert "a is served, and would have no place: its SLO of 1 ms is below the " in refused.reason
+    assert stage.hosted() == before
+    assert {one.model_id: one.slo_ms for one in stage.status().models} == {"a": 100.0, "b": 100.0}
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelSet(3, ModelId("a"), slo_ms=1.0, is_forced=True))
+    stage.run(1_000)
+    assert stage.answer().status == "partial"
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelSet(4, ModelId("a"), slo_ms=2.0))
+    stage.run(1_000)
+    assert stage.answer().status == "partial", "it is out of service anyway"
+
+
 def test_nobody_but_the_planner_can_hand_in_a_plan() -> None:
     stage = two_nodes(model("a"))
     stage.is_starting_slow = True
