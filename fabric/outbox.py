@@ -65,15 +65,19 @@ class Outbox:
         self.is_sharing = False
         """Whether who is on the other side can read our shared memory."""
         self._gathered: dict[PeerId, _Gathered] = {}
+        self._last: Packed | None = None  # of this turn, without tensors: many peers are often told the same
 
     def put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> None:
         """Say it when the turn ends. Raises LocalProtocolError for what cannot be sent.
 
         Arrays must not change until then; large ones not until ZeroMQ is done with them.
         """
-        packed = frames.pack(
-            message, tensors, payload_bytes_max=self._payload_bytes_max, is_sharing=self.is_sharing
-        )
+        packed = self._last
+        if tensors or packed is None or packed.parcel.body is not message:
+            packed = frames.pack(
+                message, tensors, payload_bytes_max=self._payload_bytes_max, is_sharing=self.is_sharing
+            )
+            self._last = None if tensors else packed
         gathered = self._gathered.get(peer)
         if gathered is None:
             gathered = self._gathered[peer] = _Gathered()
@@ -87,6 +91,7 @@ class Outbox:
         """The turn ends: send everything."""
         if not self._gathered:
             return
+        self._last = None
         gathered, self._gathered = self._gathered, {}
         for peer, together in gathered.items():
             self._send(peer, together.packed)

@@ -362,7 +362,7 @@ class SchedulerCore:
         former = self._fleet.frontend_joined(peer, message)
         if former is not None:
             self._batches.forget_frontend(former, now_ms)
-        return self._updates.publish()
+        return self._updates.greet(peer, now_ms)
 
     def _on_node_hello(
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float

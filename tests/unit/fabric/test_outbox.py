@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 
 from fabric import frames
 from fabric.ids import BatchId, Epoch, ModelId, PeerId, SliceId
@@ -47,6 +49,30 @@ def test_a_turns_messages_to_a_peer_travel_as_one_and_in_order() -> None:
     out.flush()
     out.flush()
     assert link.sent == [(A, [Ping(0), Ping(1), Ping(2)]), (B, [Ping(9)])]
+
+
+def test_what_many_are_told_is_packed_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of a thousand slices takes milliseconds, and goes to a thousand workers."""
+    packed: list[AnyMessage] = []
+
+    def pack(message: AnyMessage, *rest: Any, **options: Any) -> Packed:
+        packed.append(message)
+        return original(message, *rest, **options)
+
+    original = frames.pack
+    monkeypatch.setattr(frames, "pack", pack)
+    link, out, _ = outbox()
+    same, equal = Ping(1), Ping(1)
+    for peer in (A, B):
+        out.put(peer, same)
+    out.put(A, equal)
+    out.put(A, same, [NamedTensor("x", np.zeros(2, np.float32))])
+    out.put(B, same)
+    out.flush()
+    out.put(A, same)
+    out.flush()
+    assert [one is same for one in packed] == [True, False, True, True, True]
+    assert link.sent == [(A, [same, equal, same]), (B, [same, same]), (A, [same])]
 
 
 def test_no_more_than_the_wire_allows_travels_as_one() -> None:

@@ -5,6 +5,7 @@ Whatever that directory leaves out they take for lost: what runs there would run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -77,6 +78,8 @@ class Cluster:
         """The directories that list the frontend, and when it heard of them."""
         self.workers_told: list[PeerId] = []
         """Who else heard of one."""
+        self.directories: Counter[PeerId] = Counter()
+        """How many each of all heard."""
         self.asks: dict[PeerId, LeaseAsked] = {}
         self.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), BORN, ()))
 
@@ -138,6 +141,7 @@ class Cluster:
 
     def _note(self, actions: Sequence[ReplicaAction]) -> list[AnyMessage]:
         sends = [action for action in actions if isinstance(action, Send)]
+        self.directories.update(send.peer for send in sends if isinstance(send.message, Directory))
         for send in sends:
             if isinstance(send.message, LeaseAsked):
                 self.asks[send.peer] = send.message
@@ -297,3 +301,33 @@ def test_a_slice_that_drains_is_waited_for_too() -> None:
     assert cluster.told == []
     cluster.slice_ready("c")
     assert cluster.listed[0] == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("schedulers", SCHEDULERS)
+def test_nobody_hears_of_a_take_over_more_often_because_there_are_many_frontends(schedulers: int) -> None:
+    """All of their hellos are taken up in one turn: a directory to all for each of them took longer than a lease lasts."""
+    cluster = Cluster(schedulers)
+    frontends = {k: peer_id(f"frontend-{k}", BORN) for k in range(40)}
+    for k, peer in frontends.items():
+        cluster.hear(peer, FrontendHello(FrontendId(f"frontend-{k}"), BORN, ()))
+    cluster.directories.clear()
+    cluster.take_over(*NODES)
+    for node in NODES:
+        cluster.grant(node)
+        cluster.slice_ready(node)
+    cluster.run_until(cluster.now_ms + 2 * GATHER_FIRST_MS)
+    assert cluster.directories.keys() >= set(frontends.values())
+    assert max(cluster.directories.values()) <= 1 + len(NODES)
+
+
+@pytest.mark.parametrize("schedulers", SCHEDULERS)
+def test_a_frontend_that_comes_alone_hears_at_once(schedulers: int) -> None:
+    cluster = Cluster(schedulers)
+    cluster.take_over(*NODES)
+    for node in NODES:
+        cluster.grant(node)
+        cluster.slice_ready(node)
+    cluster.run_until(cluster.now_ms + 5.0)
+    said = cluster.hear(peer_id("frontend-1", BORN), FrontendHello(FrontendId("frontend-1"), BORN, ()))
+    (directory,) = [one for one in said if isinstance(one, Directory)]
+    assert {info.frontend_id for info in directory.frontends} == {"frontend-0", "frontend-1"}

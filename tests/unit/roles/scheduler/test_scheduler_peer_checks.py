@@ -111,7 +111,7 @@ def test_a_frontend_calls_itself_what_it_is() -> None:
     core = serving_core()
     refused(core, FRONTEND, FrontendHello(FrontendId("frontend-1"), FIRST, ()), "wrong_identity")
     refused(core, STRANGER, FrontendHello(FrontendId("frontend-0"), FIRST, ()), "wrong_identity")
-    assert hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()))
+    assert hear(core, FRONTEND, FrontendHello(FrontendId("frontend-0"), FIRST, ()), now_ms=1.0)
     core.handle(Lost(FRONTEND, "silent"), 106.0)
 
 
