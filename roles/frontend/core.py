@@ -399,7 +399,7 @@ class FrontendCore:
                     self._on_forgotten(dropped, model_id, link)
                     return
                 if retry_after_ms is None and code != NoReplica.code:  # else no margin is to blame
-                    self._estimates.return_of(model_id).note_dropped(len(dropped))
+                    self._estimates.note_dropped(model_id, len(dropped))
                 for request in dropped:
                     self._requests.dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
@@ -600,7 +600,7 @@ class FrontendCore:
                 ledger = settle(request, outputs, self._now_ms)
                 self.recorder.answered(request, ledger, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
-                    self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
+                    self._estimates.note_batch(request.model_id, ledger.return_ms)
                     is_first = False
                 self._estimates.note_end(request, self._now_ms)
                 self._requests.finish(request)

@@ -837,6 +837,18 @@ def test_requests_of_a_removed_model_are_refused_but_what_runs_may_finish() -> N
     assert answers(core.handle(computed(0), 3.0)) == [1]
 
 
+def test_nothing_is_kept_of_a_model_that_was_removed_however_what_it_ran_ends() -> None:
+    dropped = Dropped(ModelId(DIGITS), (SeqRun(0, 1),), "DeadlineExceeded", "too late")
+    for last in (computed(0), SchedulerSaid(dropped)):
+        core = linked_core()
+        announced(core, 1)
+        [_] = pushed(core.handle(grant((0, 1)), 1.0))
+        assert list(core.margins_ms) == [DIGITS]
+        core.handle(directory(models=[model_info("other")]), 2.0)
+        core.handle(last, 3.0)
+        assert not core.margins_ms, last
+
+
 # ---------------------------------------------------------------- the scheduler comes and goes
 
 
