@@ -348,7 +348,8 @@ class FrontendShell:
             is_sent = self._slices.send(PeerId(action.message.slice_id), action.message, tensors)
         except LocalProtocolError as error:
             log.warning("inputs_unsendable slice=%s error=%r", action.message.slice_id, str(error))
-            self._unsent.post(Unpushed(action.message, f"its batch cannot be sent: {error}"))
+            code, reason = code_of_unsendable(error), f"its batch cannot be sent: {error}"
+            self._unsent.post(Unpushed(action.message, code, reason))
             return
         if not is_sent:
             self._unsent.post(Unpushed(action.message))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fabric.client import BlockingClient, Client, RunResult
 from fabric.clock import MonotonicClock
-from fabric.errors import InvalidInput, RequestError
+from fabric.errors import Internal, InvalidInput, RequestError, TooLarge
 from fabric.link import NamedTensor
 from roles.applications.served import GlueSpec
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
@@ -267,6 +267,34 @@ def test_whatever_a_users_glue_raises_is_the_end_of_one_call_and_not_of_its_proc
         "item 0 of what it gave has no arrays: RuntimeError: it requires grad",
     ]
     assert all(isinstance(made, Sequence) for _, made in (answers[0], answers[-1])), answers
+
+
+UNSENDABLE = """
+import numpy as np
+
+class Own:
+    def split(self, outputs, request):
+        return [{"x": np.array(["cat"]) if len(outputs["x"]) == 1 else np.zeros(1 << 21)}]
+"""
+
+
+def test_glue_whose_result_cannot_be_sent_is_told_too_large_only_where_that_is_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(UNSENDABLE)
+    monkeypatch.chdir(tmp_path)
+    came: queue.Queue[tuple[int, object]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 30_000.0)}, came.put, clock, 1 << 20)
+    text, large = np.array(["cat"]), np.zeros(1 << 21, np.uint8)
+    try:
+        for job, x in enumerate((np.zeros(1), np.zeros(2), text, large)):
+            answers = [("one", [[NamedTensor("x", x)]])]
+            runner.start(job, "two", answers, [NamedTensor("x", np.zeros(1))], clock.now_ms() + 60_000.0)
+        made = [came.get(timeout=60)[1] for _ in range(4)]
+    finally:
+        runner.close()
+    assert [type(error) for error in made] == [Internal, TooLarge, Internal, TooLarge], made
 
 
 def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(

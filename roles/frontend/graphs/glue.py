@@ -22,7 +22,7 @@ from fabric.errors import (
     Overloaded,
     ProtocolError,
     RequestError,
-    TooLarge,
+    code_of_unsendable,
     request_error,
 )
 from fabric.link import NamedTensor
@@ -120,7 +120,8 @@ class GlueRunner:
         except RequestError as error:
             return error
         except LocalProtocolError as error:  # nothing was said
-            return TooLarge(f"what {whose} is to be given cannot be sent: {error}")
+            reason = f"what {whose} is to be given cannot be sent: {error}"
+            return request_error(code_of_unsendable(error), reason)
         except TooSlow:
             self._end()
             return Internal(f"{whose} took longer than {glue.limit_ms:g} ms")

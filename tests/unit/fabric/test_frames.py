@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fabric import frames
-from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolError
 from fabric.ids import Epoch, ModelId, PeerId
 from fabric.link import NamedTensor
 from fabric.messages import Infer, Ping
@@ -100,7 +100,7 @@ def test_a_name_that_is_no_identity_is_ours(name: str) -> None:
 
 def test_a_header_that_is_too_long_is_known_before_anything_is_sent() -> None:
     named = [NamedTensor(f"{number:x<500}", np.zeros(1, np.uint8)) for number in range(4_000)]
-    with pytest.raises(LocalProtocolError, match="header of Infer has 20"):
+    with pytest.raises(PayloadTooLarge, match="header of Infer has 20"):
         frames.pack(Infer(1, ModelId("m")), named)
     with pytest.raises(LocalProtocolError, match="header of Ping"):
         frames.pack(Ping(1), named[:1_000])

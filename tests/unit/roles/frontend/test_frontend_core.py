@@ -686,14 +686,15 @@ def test_a_batch_with_more_tensors_than_a_message_holds_goes_as_far_as_it_fits()
     assert (again.first_seq, again.count) == (32, 1)
 
 
-def test_what_can_never_be_pushed_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("code", ["TooLarge", "Internal"])
+def test_what_can_never_be_pushed_is_refused_with_the_reason(code: str) -> None:
     core = linked_core()
     announced(core, 1)
     [inputs] = pushed(core.handle(grant((0, 1)), 1.0))
-    core.handle(Unpushed(inputs, "header of Inputs has 2000000 bytes"), 1.0)
+    core.handle(Unpushed(inputs, code, "header of Inputs has 2000000 bytes"), 1.0)
     core.handle(TurnEnded(), 1.0)
     [inputs] = pushed(core.handle(grant((1, 1)), 2.0))
-    assert refusals(core.handle(Unpushed(inputs, "header"), 2.0)) == [(1, "TooLarge")]
+    assert refusals(core.handle(Unpushed(inputs, code, "header"), 2.0)) == [(1, code)]
 
 
 def test_what_cannot_be_announced_waits_for_a_scheduler_that_lists_this_frontend() -> None:
