@@ -8,8 +8,8 @@ killed, and it is sealed against shrinking, so a sender cannot pull memory away 
 `/proc/PID/fd/N`, which the kernel grants to the same user in the same process namespace; both are in
 `memory_address()`, and two processes share exactly if these are equal.
 
-A place is its request's until the request has its answer. A reader that comes later may find another request's
-bytes there: it computes for nobody, as nobody waits for that answer any more.
+A place is its request's until the request has its answer, and for a moment longer where its client gave it up: a worker may
+have it in a batch with others. A reader that comes even later may find another request's bytes there: it computes for nobody.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ from fabric.messages import (
 )
 
 _OTHERS_WAIT_S: Final = 0.1  # for the greetings of the other frontends, once one has answered
+_LENT_S: Final = 1.0  # of what was given up, to a worker that has not begun its batch
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
 
 
@@ -343,8 +344,10 @@ class Client:
 
     def forget(self, number: int) -> None:
         """The request was cancelled on this side: tell the frontend, if it has not answered."""
-        awaited = self._take_pending(number)
+        awaited = self._pending.get(number)
         if awaited is not None:
+            self._lend(awaited)
+            self._take_pending(number)
             self._tell_cancelled(awaited)
 
     async def models(self) -> tuple[ModelInfo, ...]:
@@ -516,11 +519,18 @@ class Client:
             awaited = self._pending.get(number)
             if awaited is not None:
                 awaited.connection.circuit.note_unanswered(now_ms)
+                self._lend(awaited)
                 self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
                 self._tell_cancelled(awaited)
         self._alarm = None
         if self._deadlines:
             self._alarm = self._loop.call_later((self._deadlines[0][0] - now_ms) / 1e3, self._expire)
+
+    def _lend(self, awaited: _Awaited) -> None:
+        """It is given up here, and a worker may have it in a batch: its places in shared memory are nobody else's for a moment."""
+        lent = [one for one in awaited.inputs if one.place is not None]
+        if lent and self._is_open and not self._is_parents:
+            self._loop.call_later(_LENT_S, lent.clear)
 
     def _tell_cancelled(self, awaited: _Awaited) -> None:
         if self._is_open and not self._is_parents:
