@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolError
 from fabric.limits import OutOfBounds, check, clipped, is_fine
 from fabric.messages import (
     TENSORS_MAX,
@@ -129,9 +129,7 @@ def encode_parcel(parcel: Parcel) -> bytes:
     if len(encoded) > _SHORT_HEADER_BYTES_MAX:
         named, limit = type(parcel.body).__name__, header_bytes_max(type(parcel.body))
         if len(encoded) > limit - _ENVELOPE_BYTES_MAX:
-            raise LocalProtocolError(
-                f"header of {named} has {len(encoded)} bytes, at most {limit} are allowed"
-            )
+            raise PayloadTooLarge(f"header of {named} has {len(encoded)} bytes, at most {limit} are allowed")
     return encoded
 
 

@@ -43,7 +43,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class PayloadTooLarge(LocalProtocolError):
-    """The tensors of a message have more bytes than may go with it."""
+    """The tensors of a message, or its header, have more bytes than may go with it."""
 
 
 class RemoteProtocolError(ProtocolError):

@@ -8,6 +8,7 @@ of its own that nobody copies, or lies in shared memory and has none.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -95,6 +96,26 @@ def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[B
     if not small:
         return [header, *large]
     return [header, b"".join(small), *large]
+
+
+def kept(parts: Sequence[Buffer]) -> list[Buffer]:
+    """The same to be kept for long: what is part of something much larger is copied, so that it does not keep all of that.
+
+    Shared memory stays: it takes none of ours.
+    """
+    return [bytes(part) if _bytes_behind(part) > 2 * len(part) else part for part in parts]
+
+
+def _bytes_behind(part: Buffer) -> int:
+    """Of all that lives on with it; nothing where that is shared memory."""
+    size, owner = len(part), part.obj if isinstance(part, memoryview) else None
+    while owner is not None:
+        if isinstance(owner, mmap.mmap):
+            return 0
+        size = max(size, len(owner) if isinstance(owner, bytes) else getattr(owner, "nbytes", 0))
+        # A view's of memory, or an array's of an array's.
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return size
 
 
 def split(

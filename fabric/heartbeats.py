@@ -19,6 +19,7 @@ from typing import Final
 
 from fabric.ids import PeerId
 from fabric.messages import Ping
+from fabric.transit_time import ASK_EVERY_MS
 
 INTERVAL_MS: Final = 250.0
 PATIENCE_MS: Final = 1_500.0
@@ -134,12 +135,16 @@ class Liveness:
         until_ms = now_ms + self._timing.together_ms
         for peer, watched in self._watched.items():
             if self._ping_at_ms(watched) <= until_ms:
-                watched.number += 1
-                watched.has_answered = False
-                watched.pinged_at_ms = now_ms
-                pings.append((peer, Ping(watched.number)))
+                pings.append((peer, _ping(watched, now_ms)))
         self._plan()
         return pings
+
+    def ask(self, peer: PeerId, now_ms: float) -> Ping | None:
+        """A ping to send out of turn, for its round trip; None: the peer is not watched, or was pinged within the last second."""
+        watched = self._watched.get(peer)
+        if watched is None or now_ms < watched.pinged_at_ms + ASK_EVERY_MS:
+            return None
+        return _ping(watched, now_ms)
 
     def lost(self, now_ms: float) -> list[PeerId]:
         """Peers that have been silent for too long, each told once and then no longer watched."""
@@ -199,3 +204,10 @@ class Liveness:
         if gap_ms > self._timing.suspect_after_ms:
             for watched in self._watched.values():
                 watched.heard_at_ms = min(now_ms, watched.heard_at_ms + gap_ms)
+
+
+def _ping(watched: _Watched, now_ms: float) -> Ping:
+    watched.number += 1
+    watched.has_answered = False
+    watched.pinged_at_ms = now_ms
+    return Ping(watched.number)

@@ -8,8 +8,8 @@ killed, and it is sealed against shrinking, so a sender cannot pull memory away 
 `/proc/PID/fd/N`, which the kernel grants to the same user in the same process namespace; both are in
 `memory_address()`, and two processes share exactly if these are equal.
 
-A place is its request's until the request has its answer. A reader that comes later may find another request's
-bytes there: it computes for nobody, as nobody waits for that answer any more.
+A place is its request's until the request has its answer, and for a moment longer where its client gave it up: a worker may
+have it in a batch with others. A reader that comes even later may find another request's bytes there: it computes for nobody.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fabric.messages import SharedAt
 SCHEME: Final = "memory://"
 SWITCH: Final = "TENUTO_SHARED_MEMORY"
 ARENAS_BORROWED_MAX: Final = 1_024
+ARENAS_LOOKED_AT_MAX: Final = 128  # at once: each takes some 8 us
 ALIGNMENT: Final = 4_096  # whole pages: the bytes of two requests never share a cache line
 EPOCH_PUTS: Final = 512
 EPOCHS_KEPT: Final = 4  # pages that none of the last so many epochs needed go back to the system
@@ -173,14 +174,18 @@ class Borrowed:
     Whoever has one says `forget_gone` now and then: what is mapped is there, though its owner is not.
     """
 
-    def __init__(self) -> None:
-        self._arenas: OrderedDict[str, memoryview] = OrderedDict()
+    def __init__(self, arenas_max: int = ARENAS_BORROWED_MAX) -> None:
+        self._arenas_max = arenas_max
+        self._arenas: OrderedDict[str, memoryview] = OrderedDict()  # those named longest ago first
+        self._to_look_at: list[str] = []
 
     def place(self, at: SharedAt, size: int) -> Region:
         """The bytes that a message says are there, read-only. Raises RemoteProtocolError if they are not."""
         arena = self._arenas.get(at.arena)
         if arena is None:
             arena = self._open(at.arena)
+        else:
+            self._arenas.move_to_end(at.arena)
         if at.offset + size > len(arena):
             raise RemoteProtocolError(
                 f"{size} bytes at {at.offset} of shared memory that has {len(arena)} bytes"
@@ -191,13 +196,20 @@ class Borrowed:
         return len(self._arenas)
 
     def forget_gone(self) -> None:
-        """Those whose owners have closed them, or have ended, are unmapped when the last tensor in them is gone."""
-        for name in [name for name in self._arenas if not _is_there(name)]:
-            del self._arenas[name]
+        """Those whose owners have closed them, or have ended, are unmapped when the last tensor in them is gone.
+
+        Where there are many, some of them are looked at with each call, in turn.
+        """
+        if not self._to_look_at:
+            self._to_look_at = list(self._arenas)
+        looked_at = self._to_look_at[-ARENAS_LOOKED_AT_MAX:]
+        del self._to_look_at[-ARENAS_LOOKED_AT_MAX:]
+        for name in looked_at:
+            if name in self._arenas and not _is_there(name):
+                del self._arenas[name]
 
     def _open(self, name: str) -> memoryview:
-        self.forget_gone()
-        if len(self._arenas) >= ARENAS_BORROWED_MAX:
+        if len(self._arenas) >= self._arenas_max:  # to open it again takes 0.1 ms
             self._arenas.popitem(last=False)
         arena = self._arenas[name] = _mapped(name)
         return arena
@@ -251,7 +263,7 @@ def _is_there(name: str) -> bool:
 def _named(path: str) -> str:
     """What memory a descriptor is; empty: none of ours, or closed."""
     with contextlib.suppress(OSError):
-        shown = str(Path(path).readlink())
+        shown = os.readlink(path)  # noqa: PTH115  a Path takes three times as long, and there may be many to look at
         if shown.startswith(f"/memfd:{_NAME_PREFIX}"):
             return shown.removeprefix("/memfd:").removesuffix(" (deleted)")
     return ""

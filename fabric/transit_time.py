@@ -7,7 +7,8 @@ queueing. The way itself is half the smallest round trip. Both minima slide over
 They hold for one clock of the peer. Messages of a link come in the order in which they were sent, so one that seems
 sent long before the last one was stamped by another clock (its host started anew), and the peer is measured from the
 beginning. So is one that was lost and is heard again (`forget`): its host may have slept, which stops its clock. Who slept
-for less is found out by a round trip: the answer to a ping cannot have queued for longer than all of it took.
+for less is found out by a round trip: the answer to a ping cannot have queued for longer than all of it took. Who is watched is
+pinged all the time; who is not is asked where what it says seems late (`ask`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ WINDOW_MS = 60_000.0
 PEERS_MAX = 10_000
 _STEP_LEAST_MS = 1.0  # clocks drift a little within a window
 STEP_MS = 1_000.0  # more than any line could reorder, less than a host needs to start anew
+DOUBTED_FROM_MS = 10.0  # less costs no budget much, and is what busy hosts make of any message
+ASK_EVERY_MS = 1_000.0
+_UNANSWERED_MS = 10_000.0  # by then the ping went down with its connection
 
 
 @dataclass(slots=True)
@@ -52,6 +56,10 @@ class _Way:
     """Of the last message: received - sent."""
     queued_ms: float = 0.0
     """Of that, what is above the smallest."""
+    asked_at_ms: float = -math.inf
+    asked: int = 0
+    """How many pings it was sent, each with its number."""
+    answered: int = 0
 
 
 class TransitMeter:
@@ -76,10 +84,38 @@ class TransitMeter:
     def observe_rtt(self, peer: PeerId, rtt_ms: float, now_ms: float) -> None:
         """Take the round trip of a `Ping`, whose answer was the last message."""
         way = self._way(peer)
+        self._check_offset(way, rtt_ms, now_ms)
+        way.half_rtt_ms = way.round_trip.add(rtt_ms, now_ms, self._window_ms) / 2
+
+    def ask(self, peer: PeerId, now_ms: float) -> int | None:
+        """The number of a `Ping` to send to a peer whose last message seems late; its answer goes to `take_answer`.
+
+        None: it does not, or the peer was asked within the last second, or has still to answer.
+        """
+        way = self._way(peer)
+        again_ms = ASK_EVERY_MS if way.answered == way.asked else _UNANSWERED_MS
+        if way.queued_ms <= DOUBTED_FROM_MS or now_ms < way.asked_at_ms + again_ms:
+            return None
+        way.asked_at_ms = now_ms
+        way.asked += 1
+        return way.asked
+
+    def take_answer(self, peer: PeerId, number: int, now_ms: float) -> None:
+        """The last message was a `Pong` of that number; of no interest if we did not ask for it.
+
+        Only where there is doubt is a peer asked, so its round trips are those of bad moments: they bound what a message has queued for,
+        and tell nothing of the bare way.
+        """
+        way = self._way(peer)
+        if way.answered < number == way.asked:
+            way.answered = number
+            self._check_offset(way, now_ms - way.asked_at_ms, now_ms)
+
+    def _check_offset(self, way: _Way, rtt_ms: float, now_ms: float) -> None:
+        """What seems to have queued for longer than the round trip that it ended was stamped by a clock that stood still before."""
         if way.queued_ms > rtt_ms + _STEP_LEAST_MS:
             way.offset = _SlidingMin()
             way.offset.add(way.passed_ms, now_ms, self._window_ms)
-        way.half_rtt_ms = way.round_trip.add(rtt_ms, now_ms, self._window_ms) / 2
 
     def forget(self, peer: PeerId) -> None:
         """The peer is gone; who comes back under its name is measured from the beginning."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import os
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -54,6 +56,7 @@ from fabric.messages import (
 )
 
 _OTHERS_WAIT_S: Final = 0.1  # for the greetings of the other frontends, once one has answered
+_LENT_S: Final = 1.0  # of what was given up, to a worker that has not begun its batch
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
 
 
@@ -133,6 +136,9 @@ class Client:
     that are ready, in turn. What a frontend has not
     answered when it is lost goes to another one, as far as budgets and the retry budget (`fabric/client/retries.py`) allow;
     a frontend refuses it where the model must not run a request twice.
+
+    A forked process cannot ask by its parent's: there everything raises WrongThread until it is opened anew, or closed, and the parent's
+    goes on.
     """
 
     def __init__(self, address: str | Sequence[str], options: ClientOptions | None = None) -> None:
@@ -152,9 +158,11 @@ class Client:
         self._clock = self._options.clock
         self._requests = 0
         self._is_open = False
+        self._is_parents = False  # it was open when this process was forked
         self._loop: asyncio.AbstractEventLoop  # of the last opening
         self._openings = 0  # that were closed
         self._begin()
+        _CLIENTS.add(self)
 
     def _begin(self) -> None:
         """Nothing of former connections is left."""
@@ -176,7 +184,7 @@ class Client:
         PeerLost when there is none in time, or when it is closed meanwhile, WrongThread where it is open on another loop that runs, Unauthorised where a key is asked for and
         ours, or none, is not let in.
         """
-        if self._is_open and self._loop.is_running():
+        if self._is_open and not self._is_parents and self._loop.is_running():
             self._check_loop()
         self.close()
         self._begin()
@@ -205,7 +213,9 @@ class Client:
             raise self._nobody()
 
     def _check_loop(self) -> None:
-        if _running_loop() is not self._loop:  # elsewhere nobody would ever bring the answer
+        if (
+            self._is_parents or _running_loop() is not self._loop
+        ):  # elsewhere nobody would ever bring the answer
             raise WrongThread(
                 "the client answers on the asyncio loop, thread and process that opened it: ask there, or open another client here"
             )
@@ -235,6 +245,10 @@ class Client:
             return
         self._is_open = False
         self._openings += 1
+        if self._is_parents:
+            self._is_parents = False
+            self._begin()
+            return
         # A loop that has ended calls nobody back, and raises where somebody wants to be.
         unheard = contextlib.suppress(RuntimeError) if self._loop.is_closed() else contextlib.nullcontext()
         for number in list(self._pending):
@@ -250,6 +264,12 @@ class Client:
         self._sharing.close()
         with unheard:
             self._change.set()  # whoever is opening it hears so at once
+
+    def leave_to_parent(self) -> None:
+        """This process was just forked: what is open is the parent's, and of what both share, as epoll instances, nothing is to change."""
+        if self._is_open:
+            _INHERITED.append(self.__dict__.copy())
+            self._is_parents = True
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -324,8 +344,10 @@ class Client:
 
     def forget(self, number: int) -> None:
         """The request was cancelled on this side: tell the frontend, if it has not answered."""
-        awaited = self._take_pending(number)
+        awaited = self._pending.get(number)
         if awaited is not None:
+            self._lend(awaited)
+            self._take_pending(number)
             self._tell_cancelled(awaited)
 
     async def models(self) -> tuple[ModelInfo, ...]:
@@ -497,14 +519,21 @@ class Client:
             awaited = self._pending.get(number)
             if awaited is not None:
                 awaited.connection.circuit.note_unanswered(now_ms)
+                self._lend(awaited)
                 self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
                 self._tell_cancelled(awaited)
         self._alarm = None
         if self._deadlines:
             self._alarm = self._loop.call_later((self._deadlines[0][0] - now_ms) / 1e3, self._expire)
 
+    def _lend(self, awaited: _Awaited) -> None:
+        """It is given up here, and a worker may have it in a batch: its places in shared memory are nobody else's for a moment."""
+        lent = [one for one in awaited.inputs if one.place is not None]
+        if lent and self._is_open and not self._is_parents:
+            self._loop.call_later(_LENT_S, lent.clear)
+
     def _tell_cancelled(self, awaited: _Awaited) -> None:
-        if self._is_open:
+        if self._is_open and not self._is_parents:
             # Refused: then nobody there works on it either.
             awaited.connection.put(CancelRequest(awaited.number))
 
@@ -523,3 +552,15 @@ def run_result(application: str, answered: InferResult) -> RunResult:
         outputs[result.stage].append({name.removeprefix(prefix): array for name, array in own})
         places[result.stage].append(result.place)
     return RunResult(outputs, places, answered.ledger, answered.stages)
+
+
+_CLIENTS: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
+_INHERITED: Final[list[object]] = []  # kept, so that nothing of a parent's is ended in its fork
+
+
+def _leave_to_parent() -> None:
+    for client in list(_CLIENTS):
+        client.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

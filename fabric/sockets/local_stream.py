@@ -22,9 +22,9 @@ from typing import Final
 
 from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
-from fabric.frames import ALIGNMENT, SMALL_BELOW_BYTES
+from fabric.frames import ALIGNMENT, SMALL_BELOW_BYTES, kept
 from fabric.ids import PeerId
-from fabric.sockets.options import LinkOptions
+from fabric.sockets.options import KEPT_AFTER_MS, LinkOptions
 
 READ_BYTES: Final = 64 << 10
 FLUSH_BYTES: Final = 1 << 20
@@ -52,6 +52,7 @@ class LocalStream:
         "_socket",
         "_unsent",
         "_unsent_bytes",
+        "_unsent_from_ms",
         "descriptor",
         "has_heard",
         "identity",
@@ -84,6 +85,7 @@ class LocalStream:
         self._poll = poll
         self._unsent: deque[list[memoryview]] = deque()  # what is left of messages that wait
         self._unsent_bytes = 0
+        self._unsent_from_ms = 0.0  # since then something has waited
         self._data = b""
         self._at = 0  # of `_data` all before is taken
         self._large: memoryview | None = None  # the frames of a message that does not fit into one reading
@@ -115,7 +117,8 @@ class LocalStream:
                 or self._unsent_bytes + size > options.queue_bytes_max
             ):
                 return False
-            self._keep(_framed(parts))
+            is_behind = options.clock.now_ms() > self._unsent_from_ms + KEPT_AFTER_MS
+            self._keep(_framed(kept(parts) if is_behind else parts))
             return True
         try:
             if len(parts) == 1 and size < SMALL_BELOW_BYTES:  # nearly all there are
@@ -134,6 +137,7 @@ class LocalStream:
             return False
         if _cut_off(buffers, sent):
             self._keep(buffers)
+            self._unsent_from_ms = self._options.clock.now_ms()
             self._poll.modify(self.descriptor, _HEARING | select.EPOLLOUT)
         return True
 

@@ -164,10 +164,12 @@ class PushPool:
         assert target.socket is not None, "one of them is open"
         if not target.in_flight.has_room(size, self._options.queue_bytes_max):
             return note_refused(self._counters)
+        if target.in_flight.is_behind(now_ms):
+            parts = frames.kept(parts)
         is_in, tracker = send_parts(target.socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
         if not is_in:
             return note_refused(self._counters)
-        target.in_flight.add(tracker, size)
+        target.in_flight.add(tracker, size, now_ms)
         return note_sent(self._counters, size, (packed,))
 
     def drop(self, peer: PeerId) -> None:

@@ -28,7 +28,6 @@ from fabric.errors import (
     ModelNotFound,
     NoReplica,
     Overloaded,
-    TooLarge,
     WorkerLost,
 )
 from fabric.ids import ModelId, PeerId
@@ -289,8 +288,8 @@ class FrontendCore:
                     self._on_worker(message)
             case Unannounced(message, shard):
                 self._on_unannounced(message, self._shards.links[shard])
-            case Unpushed(message, reason):
-                self._on_unpushed(message, reason)
+            case Unpushed():
+                self._on_unpushed(event)
             case SchedulerLost(scheduler, shard):
                 link = self._shards.links[shard]
                 if scheduler == link.registration.scheduler:
@@ -399,7 +398,7 @@ class FrontendCore:
                     self._on_forgotten(dropped, model_id, link)
                     return
                 if retry_after_ms is None and code != NoReplica.code:  # else no margin is to blame
-                    self._estimates.return_of(model_id).note_dropped(len(dropped))
+                    self._estimates.note_dropped(model_id, len(dropped))
                 for request in dropped:
                     self._requests.dropped(request, code, reason, retry_after_ms)
             case Returned(batch_id, model_id, runs, reason):
@@ -463,12 +462,13 @@ class FrontendCore:
         names = tuple(tensor.name for tensor in info.inputs) if info is not None else ()
         self._out.append(PushInputs(inputs, tuple(request.payload for request in part.live), names))
 
-    def _on_unpushed(self, inputs: Inputs, unsendable: str) -> None:
+    def _on_unpushed(self, event: Unpushed) -> None:
         self._counts["pushes_refused"] += 1
+        inputs = event.message
         runs = tuple(SeqRun(seq, 1) for seq in inputs.live_seqs)
         for request in self._requests.granted(inputs.batch_id, inputs.model_id, runs):
-            if unsendable:
-                self._requests.give_back(request, TooLarge, unsendable)
+            if event.code:
+                self._requests.give_back(request, REQUEST_ERRORS.get(event.code, Internal), event.reason)
             else:
                 reason = f"slice {inputs.slice_id} does not take inputs as fast as they come"
                 self._requests.give_back(request, Overloaded, reason)
@@ -600,7 +600,7 @@ class FrontendCore:
                 ledger = settle(request, outputs, self._now_ms)
                 self.recorder.answered(request, ledger, self._now_ms)
                 if is_first and outputs.seqs[row] == request.seq:
-                    self._estimates.return_of(request.model_id).note_batch(ledger.return_ms)
+                    self._estimates.note_batch(request.model_id, ledger.return_ms)
                     is_first = False
                 self._estimates.note_end(request, self._now_ms)
                 self._requests.finish(request)

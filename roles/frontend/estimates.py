@@ -35,7 +35,7 @@ class Estimates:
         return {model_id: path.reserve_ms for model_id, path in self._returns.items()}
 
     def return_of(self, model_id: ModelId) -> ReturnMargin:
-        """The way back of its answers."""
+        """The way back of its answers. It is kept until the model is removed: what ends after that is noted nowhere."""
         path = self._returns.get(model_id)
         if path is None:
             path = self._returns[model_id] = self._make_margin()
@@ -43,9 +43,21 @@ class Estimates:
 
     def note_end(self, request: Request, now_ms: float) -> None:
         """Granted, and its answer leaves: in time, or late."""
-        self.return_of(request.model_id).note_answer(
-            now_ms - request.due_at_ms, request.due_at_ms - request.asked_at_ms
-        )
+        path = self._returns.get(request.model_id)
+        if path is not None:
+            path.note_answer(now_ms - request.due_at_ms, request.due_at_ms - request.asked_at_ms)
+
+    def note_batch(self, model_id: ModelId, return_ms: float) -> None:
+        """Outputs of a batch are there, and were so long on their way."""
+        path = self._returns.get(model_id)
+        if path is not None:
+            path.note_batch(return_ms)
+
+    def note_dropped(self, model_id: ModelId, count: int) -> None:
+        """Its scheduler gave up so many requests, for want of time."""
+        path = self._returns.get(model_id)
+        if path is not None:
+            path.note_dropped(count)
 
     def note_expired(self, request: Request) -> None:
         """Granted, and refused at its deadline: how late its outputs are is not known before they come, if they do."""

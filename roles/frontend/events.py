@@ -146,9 +146,10 @@ class Unannounced(Struct, frozen=True, gc=False):
 
 
 class Unpushed(Struct, frozen=True, gc=False):
-    """The slice's queue did not take these; or they can never be sent so, for a `reason`."""
+    """The slice's queue did not take these; or they can never be sent so: `code` is then a request error's wire code."""
 
     message: Inputs
+    code: str = ""
     reason: str = ""
 
 

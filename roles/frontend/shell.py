@@ -67,6 +67,7 @@ from roles.frontend.tensor_lists import described, in_order, kept_row, named_res
 from roles.runtime.core import SCHEDULER, Lost
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
+from roles.runtime.loop.client_source import ClientLinkSource
 from roles.runtime.loop.driver import Role, run_roles
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.loop.sources import CLOSED, LinkSource, SendingSource, Source, TranslatedSource
@@ -146,8 +147,8 @@ class FrontendShell:
         self._clients = transport.bind_peers(
             [ipc, *options.client_addresses], client_options, guarded(keyring, CLIENT_KINDS)
         )
-        self._from_clients: LinkSource[FrontendEvent] = LinkSource(
-            self._clients, self._from_client, lambda peer: Lost(peer, CLOSED)
+        self._from_clients = ClientLinkSource[FrontendEvent](
+            self._clients, self._clock, self._from_client, lambda peer: Lost(peer, CLOSED)
         )
         self._outputs = transport.bind_payload(
             [run_dir.ipc_address(f"{self._id}.outputs"), f"tcp://{options.host}:0"],
@@ -301,9 +302,7 @@ class FrontendShell:
     def _put(self, peer: PeerId, message: AnyMessage, tensors: Sequence[NamedTensor]) -> None:
         try:
             self._to_clients.put(peer, message, tensors)
-        except (
-            LocalProtocolError
-        ) as error:  # what users' models and words make of an answer is no bug of ours
+        except LocalProtocolError as error:  # what users' models make of an answer is no bug of ours
             self._counts["answers_unsendable"] += 1
             if isinstance(message, Answer):
                 reason = f"its outputs cannot be sent: {error}"
@@ -349,7 +348,8 @@ class FrontendShell:
             is_sent = self._slices.send(PeerId(action.message.slice_id), action.message, tensors)
         except LocalProtocolError as error:
             log.warning("inputs_unsendable slice=%s error=%r", action.message.slice_id, str(error))
-            self._unsent.post(Unpushed(action.message, f"its batch cannot be sent: {error}"))
+            code, reason = code_of_unsendable(error), f"its batch cannot be sent: {error}"
+            self._unsent.post(Unpushed(action.message, code, reason))
             return
         if not is_sent:
             self._unsent.post(Unpushed(action.message))

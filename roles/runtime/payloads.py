@@ -53,6 +53,10 @@ class Payloads:
         if tensors is not None:
             self.bytes_kept -= _bytes_of(tensors)
 
+    def __contains__(self, handle: Handle) -> bool:
+        """Whether it was put and not released; any thread may ask."""
+        return handle in self._kept
+
     def __len__(self) -> int:
         return len(self._kept)
 

@@ -11,16 +11,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fabric.client import BlockingClient, Client, RunResult
 from fabric.clock import MonotonicClock
-from fabric.errors import InvalidInput, RequestError
+from fabric.errors import Internal, InvalidInput, RequestError, TooLarge
+from fabric.ids import ModelId
 from fabric.link import NamedTensor
+from policies.graphs.graph import Stage
 from roles.applications.served import GlueSpec
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
+from roles.frontend.events import MakeInputs
 from roles.frontend.graphs.glue import GlueRunner
-from tests.integration.proc import processes_naming
+from roles.frontend.graphs.input_maker import InputMaker
+from roles.runtime.payloads import Payloads
+from tests.applications_stage import served
+from tests.integration.proc import processes_naming, until
 from tests.models.glue import BOXES, CROP, SIDE
 
 pytestmark = pytest.mark.timeout(180)
@@ -267,6 +274,80 @@ def test_whatever_a_users_glue_raises_is_the_end_of_one_call_and_not_of_its_proc
         "item 0 of what it gave has no arrays: RuntimeError: it requires grad",
     ]
     assert all(isinstance(made, Sequence) for _, made in (answers[0], answers[-1])), answers
+
+
+COUNTING_GLUE = """
+import pathlib, time
+
+class Own:
+    def split(self, outputs, request):
+        number = int(request["x"])
+        while number == 0 and not pathlib.Path("go").exists():
+            time.sleep(0.005)
+        with open("ran", "a") as ran:
+            ran.write(str(number))
+        return []
+"""
+
+
+def test_glue_of_a_request_that_nobody_waits_for_any_more_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cancelled, or has its answer."""
+    (tmp_path / "own.py").write_text(COUNTING_GLUE)
+    monkeypatch.chdir(tmp_path)
+    clock, payloads = MonotonicClock(), Payloads(1 << 20)
+    application = served(Stage("two", ModelId("mean")))
+    application = replace(application, glue={"two": GlueSpec("own:Own", 30_000.0)})
+    maker = InputMaker(payloads, (application,), clock, 1 << 20)
+    handles = [payloads.put([NamedTensor("x", np.array(number))]) for number in range(4)]
+    try:
+        for number, handle in enumerate(handles):
+            assert handle is not None
+            until_ms = clock.now_ms() + 60_000.0
+            maker.start(MakeInputs(number, ModelId("app"), "two", (), handle, (), until_ms))
+        for handle in handles[1:3]:
+            assert handle is not None
+            payloads.release(handle)
+        (tmp_path / "go").touch()
+        ended: list[int] = []
+
+        def are_done() -> bool:
+            ended.extend(one.job for one in maker.take(9, clock.now_ms()))
+            return len(ended) == 2
+
+        until(are_done, what="two of four jobs")
+    finally:
+        maker.close()
+    assert (tmp_path / "ran").read_text() == "03"
+
+
+UNSENDABLE = """
+import numpy as np
+
+class Own:
+    def split(self, outputs, request):
+        return [{"x": np.array(["cat"]) if len(outputs["x"]) == 1 else np.zeros(1 << 21)}]
+"""
+
+
+def test_glue_whose_result_cannot_be_sent_is_told_too_large_only_where_that_is_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(UNSENDABLE)
+    monkeypatch.chdir(tmp_path)
+    came: queue.Queue[tuple[int, object]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 30_000.0)}, came.put, clock, 1 << 20)
+    text, large = np.array(["cat"]), np.zeros(1 << 21, np.uint8)
+    try:
+        for job, x in enumerate((np.zeros(1), np.zeros(2), text, large)):
+            answers = [("one", [[NamedTensor("x", x)]])]
+            runner.start(job, "two", answers, [NamedTensor("x", np.zeros(1))], clock.now_ms() + 60_000.0)
+        made = [came.get(timeout=60)[1] for _ in range(4)]
+    finally:
+        runner.close()
+    assert [type(error) for error in made] == [Internal, TooLarge, Internal, TooLarge], made
 
 
 def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(

@@ -689,6 +689,35 @@ def test_a_client_opened_again_shares_memory_that_is_there(tmp_path: Path) -> No
         frontend.end()
 
 
+@pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "expired"])
+def test_inputs_of_a_request_that_was_given_up_are_nobody_elses_while_a_worker_may_read_them(
+    tmp_path: Path, is_cancelled: bool
+) -> None:
+    """It may be in a batch with others, whose model raises for all of them at bytes that it does not take."""
+    address = f"ipc://{tmp_path}/client"
+    frontend = Frontend(address, memory_address())
+
+    async def run() -> None:
+        async with Client(address, QUICK) as client:
+            given_up = client.submit("never", {"x": IMAGE}, budget_ms=5_000 if is_cancelled else 20)
+            await seen(frontend, Infer)
+            if is_cancelled:
+                given_up.cancel()
+            with pytest.raises((asyncio.CancelledError, DeadlineExceeded)):
+                await given_up
+            for _ in range(3):
+                await client.infer("echo", {"x": -IMAGE})
+            lent = next(one for one in frontend.seen if isinstance(one.message, Infer))
+            np.testing.assert_array_equal(lent.tensors[0].array, IMAGE)
+
+    try:
+        asyncio.run(run())
+        assert frontend.link.counters["shared_bytes_in"] == 4 * IMAGE.nbytes
+    finally:
+        frontend.end()
+
+
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """As a proxy does whose server is gone."""
     del reader

@@ -16,7 +16,8 @@ import pytest
 import zmq
 from PIL import Image
 
-from fabric.client import BlockingClient, Client, ask_status
+from fabric.client import BlockingClient, Client, ClientOptions, ask_status
+from fabric.clock import MonotonicClock
 from fabric.codec import encode
 from fabric.errors import (
     DeadlineExceeded,
@@ -333,3 +334,36 @@ def test_a_client_that_does_not_read_loses_answers_and_nobody_else_does(frontend
                 assert result.outputs["output"].tolist() == [1, 3]
                 until(lambda: frontend.counter("client_messages_in") >= sent, what="the end of the flood")  # noqa: B023  called at once
     context.term()
+
+
+class BehindClock(MonotonicClock):
+    """Of a host that slept for a while."""
+
+    slept_ms = 0.0
+
+    def now_ms(self) -> float:
+        return super().now_ms() - self.slept_ms
+
+
+def test_a_client_whose_host_slept_is_served_again_within_two_seconds(frontend: Running) -> None:
+    clock = BehindClock()
+    image = {"image": np.zeros((1, 8, 8), np.float32)}
+
+    async def run() -> None:
+        async with Client(frontend.addresses[1:], ClientOptions(clock=clock)) as client:
+            await client.infer("digits", image, budget_ms=SLOW_MS)
+            clock.slept_ms = (
+                900.0  # less than what a client is lost after, or a clock that begins anew is known by
+            )
+            with pytest.raises(DeadlineExceeded, match="on the way here"):
+                await client.infer("digits", image, budget_ms=500.0)
+            async with asyncio.timeout(2.0):
+                while True:
+                    await asyncio.sleep(0.1)
+                    try:
+                        await client.infer("digits", image, budget_ms=500.0)
+                    except DeadlineExceeded:
+                        continue
+                    return
+
+    asyncio.run(run())

@@ -7,6 +7,8 @@ import select
 import socket as plain
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -408,6 +410,36 @@ def test_a_push_queue_is_bounded_in_bytes(address: str, opened: Opened) -> None:
     accepted = int(pool.counters["messages_out"])
     assert len(take(pull, accepted)) == accepted
     until(lambda: pool.send(SLICE, Ping(2), tensors), pull)  # delivered bytes are free again
+
+
+@pytest.mark.parametrize("is_pushed", [False, True], ids=["router", "push"])
+def test_what_waits_for_who_does_not_read_is_no_more_in_memory_than_it_is_by_count(
+    address: str, opened: Opened, is_pushed: bool
+) -> None:
+    """A row of each of many batches, of which only the row is to be sent."""
+    options = LinkOptions(queue_messages_max=100)
+    sender: RouterLink | PushPool
+    receiver: Link
+    if is_pushed:
+        receiver, sender = fed(address, opened, PushOptions(link=options))
+    else:
+        sender, receiver = pair(address, opened, options)
+    batches = []
+    for number in range(60):
+        batch = np.full((8, 200_000), number, np.uint8)
+        batches.append(weakref.ref(batch))
+        row = [NamedTensor("y", batch[3, ...])]
+        assert sender.send(SLICE if is_pushed else CLIENT, Ping(number), row)
+        del batch, row
+        if number == 9:
+            threading.Event().wait(0.03)
+    end_ms = CLOCK.now_ms() + 5_000.0  # ZeroMQ may be about to send some
+    while sum(batch() is not None for batch in batches) > 10:
+        assert CLOCK.now_ms() < end_ms, "rows keep their batches"
+        threading.Event().wait(0.01)
+    came = take(receiver, 60)
+    assert [one.message for one in came] == [Ping(number) for number in range(60)]
+    assert all((one.tensors[0].array == number).all() for number, one in enumerate(came))
 
 
 def test_one_message_over_the_byte_budget_still_fits_an_empty_queue(opened: Opened) -> None:

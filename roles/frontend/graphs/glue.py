@@ -22,7 +22,7 @@ from fabric.errors import (
     Overloaded,
     ProtocolError,
     RequestError,
-    TooLarge,
+    code_of_unsendable,
     request_error,
 )
 from fabric.link import NamedTensor
@@ -39,7 +39,7 @@ START_LIMIT_MS: Final = 60_000.0  # to import what users import
 REST_MS: Final = 1_000.0  # after a process that did not even start
 
 Made = Sequence[Sequence[NamedTensor]]
-Job = tuple[int, str, Answers, Sequence[NamedTensor], float]
+Job = tuple[int, str, Answers, Sequence[NamedTensor], float, Callable[[], bool]]
 
 log = logging.getLogger("tenuto")
 
@@ -69,11 +69,17 @@ class GlueRunner:
         self._thread.start()
 
     def start(
-        self, job: int, stage: str, answers: Answers, request: Sequence[NamedTensor], until_ms: float
+        self,
+        job: int,
+        stage: str,
+        answers: Answers,
+        request: Sequence[NamedTensor],
+        until_ms: float,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Make inputs of that stage; with `JOBS_MAX` jobs before it, it is refused."""
+        """Make inputs of that stage; with `JOBS_MAX` jobs before it, it is refused. `is_wanted` is asked when its turn comes."""
         try:
-            self._jobs.put_nowait((job, stage, answers, request, until_ms))
+            self._jobs.put_nowait((job, stage, answers, request, until_ms, is_wanted))
         except queue.Full:
             self._done((job, Overloaded(f"{JOBS_MAX} calls of its application's glue are waiting")))
 
@@ -96,8 +102,8 @@ class GlueRunner:
     def _run(self) -> None:
         self._begin()
         while (job := self._jobs.get()) is not None:
-            number, stage, answers, request, until_ms = job
-            if self._clock.now_ms() < until_ms:
+            number, stage, answers, request, until_ms, is_wanted = job
+            if self._clock.now_ms() < until_ms and is_wanted():
                 self._done((number, self._made(stage, answers, request)))
         self._end()
 
@@ -120,7 +126,8 @@ class GlueRunner:
         except RequestError as error:
             return error
         except LocalProtocolError as error:  # nothing was said
-            return TooLarge(f"what {whose} is to be given cannot be sent: {error}")
+            reason = f"what {whose} is to be given cannot be sent: {error}"
+            return request_error(code_of_unsendable(error), reason)
         except TooSlow:
             self._end()
             return Internal(f"{whose} took longer than {glue.limit_ms:g} ms")

@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 
 from fabric.clock import MonotonicClock
-from fabric.errors import FabricError, Internal, LocalProtocolError, RequestError, TooLarge, error_text
+from fabric.errors import (
+    FabricError,
+    Internal,
+    LocalProtocolError,
+    RequestError,
+    code_of_unsendable,
+    error_text,
+)
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import GlueAsked, GlueMade
 from roles.frontend.graphs.edges import checked_count
@@ -54,7 +61,7 @@ def main() -> None:
             message, named = _answer(made[asked.stage], asked, tensors)
             pipe.send(message, named, None, bytes_max)
         except LocalProtocolError as error:  # what a user made cannot be sent
-            pipe.send(GlueMade((), TooLarge.code, str(error)), (), None, bytes_max)
+            pipe.send(GlueMade((), code_of_unsendable(error), str(error)), (), None, bytes_max)
         except RequestError as error:
             pipe.send(GlueMade((), error.code, error.reason), (), None, bytes_max)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fabric.clock import Clock
 from fabric.errors import RequestError
@@ -45,7 +46,10 @@ class InputMaker(SourceOver):
         ]
         request = self._payloads.get(make.request)
         if (make.application, make.stage) in self._with_glue:
-            self._glue[make.application].start(make.job, make.stage, answers, request, make.until_ms)
+            is_wanted = partial(self._payloads.__contains__, make.request)  # until it has its answer
+            self._glue[make.application].start(
+                make.job, make.stage, answers, request, make.until_ms, is_wanted
+            )
             return
         try:
             made: Made | RequestError = plain_inputs(answers, request, make.names, make.count, make.source)

@@ -6,8 +6,8 @@
 - `TranslatedSource`: another source, whose events a function translates.
 
 All four are a `SourceOver`, as are the sources of single roles that read from another one. A `TimedSource` reads from
-nothing that tells of itself, so it has only moments. `server_connection.py`
-beside this page has the two for a client's end, `mailbox.py` the one for events of other threads.
+nothing that tells of itself, so it has only moments. Beside this page
+`client_source.py` has the one for a server's clients, `server_connection.py` the two for a client's end, `mailbox.py` the one for events of other threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fabric.ids import PeerId
 from fabric.inproc import HubLink
 from fabric.link import Link, Received
 from fabric.messages import Ping, Pong
-from fabric.transit_time import TransitMeter
+from fabric.transit_time import DOUBTED_FROM_MS, TransitMeter
 from roles.runtime.core import NO_PAYLOAD, Heard, Lost
 from roles.runtime.loop.mailbox import Mailbox
 
@@ -179,7 +179,7 @@ class WatchedLinkSource(SourceOver):
     """Hears a control link; every peer is watched from its first message on.
 
     Heartbeats live here: pings are answered, quiet peers are asked for a sign of life, and round trips teach the
-    link how much of a message's age was the way. A core hears of none of that, only of the peer that is gone, and of one
+    link how much of a message's age was the way; who seems late is asked for one within a second. A core hears of none of that, only of the peer that is gone, and of one
     that begins with them: it has been talking to somebody else behind our address, or we had given it up.
     """
 
@@ -211,6 +211,7 @@ class WatchedLinkSource(SourceOver):
     def take(self, limit: int, now_ms: float) -> Sequence[Heard | Lost]:
         """The peers whose connection is gone, at most `limit` messages, then the peers that are silent."""
         events: list[Heard | Lost] = []
+        doubted: set[PeerId] = set()
         given_up, self._given_up = self._given_up, []
         for peer in given_up:
             self._liveness.forget(peer)
@@ -232,6 +233,12 @@ class WatchedLinkSource(SourceOver):
             else:
                 self._liveness.heard(peer, now_ms)
                 events.append(Heard(peer, message, received.late_ms, NO_PAYLOAD, received.epoch))
+            if received.late_ms > DOUBTED_FROM_MS:
+                doubted.add(peer)
+        for peer in doubted:
+            ping = self._liveness.ask(peer, now_ms)
+            if ping is not None:
+                self._link.send(peer, ping)
         if self._liveness.wake_at_ms is not None and self._liveness.wake_at_ms <= now_ms:
             for peer, ping in self._liveness.due(now_ms):
                 self._link.send(peer, ping)

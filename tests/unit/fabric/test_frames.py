@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from fabric import frames
-from fabric.errors import LocalProtocolError, RemoteProtocolError
+from fabric.errors import LocalProtocolError, PayloadTooLarge, RemoteProtocolError
 from fabric.ids import Epoch, ModelId, PeerId
 from fabric.link import NamedTensor
 from fabric.messages import Infer, Ping
+from fabric.shared_memory import Arena
+from fabric.tensors import share, to_frame
 
 IMAGE = NamedTensor("input", np.zeros((3, 4), np.float32))
 
@@ -98,7 +100,33 @@ def test_a_name_that_is_no_identity_is_ours(name: str) -> None:
 
 def test_a_header_that_is_too_long_is_known_before_anything_is_sent() -> None:
     named = [NamedTensor(f"{number:x<500}", np.zeros(1, np.uint8)) for number in range(4_000)]
-    with pytest.raises(LocalProtocolError, match="header of Infer has 20"):
+    with pytest.raises(PayloadTooLarge, match="header of Infer has 20"):
         frames.pack(Infer(1, ModelId("m")), named)
     with pytest.raises(LocalProtocolError, match="header of Ping"):
         frames.pack(Ping(1), named[:1_000])
+
+
+def test_what_is_kept_for_long_keeps_nothing_much_larger_that_it_is_part_of() -> None:
+    """However deep it lies: a row of a tensor that is a view of a message's bytes."""
+    batch = NamedTensor("y", np.arange(64 * 70_000, dtype=np.uint8).reshape(64, 70_000))
+    came = memoryview(b"".join(frames.join((frames.pack(Ping(1), [batch]),), epoch=Epoch(0), sent_at_ms=0.0)))
+    for whole in (
+        batch.array,
+        np.ndarray(batch.array.shape, np.uint8, buffer=came[-batch.array.nbytes :]),
+        np.asarray(batch.array[...]),
+    ):
+        _, row = to_frame("y", whole[3, ...])
+        (own,) = frames.kept([row])
+        assert bytes(own) == bytes(row)
+        assert isinstance(own, bytes), "it is copied"
+    _, alone = to_frame("y", batch.array)
+    _, half = to_frame("y", batch.array[:32])
+    for part in (alone, half, b"header"):
+        assert frames.kept([part])[0] is part
+
+
+def test_what_lies_in_shared_memory_is_kept_there() -> None:
+    tensor = NamedTensor("x", np.zeros(70_000, np.uint8))
+    assert share(tensor, Arena(1 << 24))
+    _, part = to_frame("x", tensor.array)
+    assert frames.kept([part])[0] is part

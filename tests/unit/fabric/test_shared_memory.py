@@ -20,6 +20,7 @@ from fabric.link import NO_EPOCH, NamedTensor, Packed
 from fabric.messages import Infer, SharedAt
 from fabric.shared_memory import (
     ALIGNMENT,
+    ARENAS_LOOKED_AT_MAX,
     EPOCH_PUTS,
     EPOCHS_KEPT,
     Arena,
@@ -209,10 +210,43 @@ def test_a_closed_arena_is_gone_for_new_readers_and_stays_for_those_who_have_it(
     arena.close()
     with pytest.raises(RemoteProtocolError):
         Borrowed().place(place.at, 3)
-    reader.place(SharedAt(other.name, 0), 1)  # opening another one sweeps out what is gone
+    reader.place(SharedAt(other.name, 0), 1)
+    reader.forget_gone()
+    assert len(reader) == 1
     assert bytes(before.data) == b"abc"
     with pytest.raises(RemoteProtocolError):
         reader.place(place.at, 3)
+
+
+def test_of_more_arenas_than_are_kept_open_those_go_that_were_not_used_for_longest() -> None:
+    arenas = [Arena(ALIGNMENT) for _ in range(4)]
+    first, second, third, fourth = (SharedAt(arena.name, 0) for arena in arenas)
+    reader = Borrowed(arenas_max=3)
+    for at in (first, second, third, first, fourth):
+        reader.place(at, 1)
+    for arena in arenas:
+        arena.close()
+    for at in (first, third, fourth):  # which are open
+        reader.place(at, 1)
+    with pytest.raises(RemoteProtocolError):
+        reader.place(second, 1)
+
+
+def test_of_many_arenas_that_are_gone_some_are_found_with_each_look_and_none_by_opening_another() -> None:
+    arenas = [Arena(ALIGNMENT) for _ in range(ARENAS_LOOKED_AT_MAX + 10)]
+    reader = Borrowed()
+    for arena in arenas:
+        reader.place(SharedAt(arena.name, 0), 1)
+        arena.close()
+    other = Arena(ALIGNMENT)
+    reader.place(SharedAt(other.name, 0), 1)
+    left = [len(reader)]
+    for _ in range(3):
+        reader.forget_gone()
+        left.append(len(reader))
+    assert left[0] == len(arenas) + 1
+    assert left[1] == 12
+    assert left[2:] == [1, 1]
 
 
 def test_only_the_same_boot_user_and_namespace_share() -> None:

@@ -100,3 +100,42 @@ def test_a_round_trip_that_took_as_long_as_its_answer_queued_says_nothing_of_clo
     meter.late_ms(PEER, 100.0, 151.0)
     meter.observe_rtt(PEER, 55.0, 151.0)
     assert meter.late_ms(PEER, 200.0, 251.0) == pytest.approx(50.0 + 27.5)
+
+
+def test_a_peer_that_seems_late_is_asked_once_a_second_until_it_has_answered() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 1)
+    assert meter.ask(PEER, 1) is None, "it is not late"
+    late(meter, 100, 101 + 400)
+    assert meter.ask(PEER, 501) == 1
+    assert meter.ask(PEER, 1_400) is None
+    assert meter.ask(PEER, 1_600) is None, "it has not answered"
+    late(meter, 1_000, 1_801)
+    meter.take_answer(PEER, 1, 1_801)
+    assert late(meter, 1_100, 1_901) == pytest.approx(800), "its answer was on the way for longer than that"
+    assert meter.ask(PEER, 1_901) == 2
+    late(meter, 1_102, 1_903)
+    meter.take_answer(PEER, 2, 1_903)
+    assert late(meter, 1_200, 2_001) == 0
+    assert meter.ask(PEER, 9_000) is None
+
+
+def test_a_ping_that_was_lost_with_its_connection_is_sent_again() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 1)
+    late(meter, 100, 501)
+    assert meter.ask(PEER, 501) == 1
+    assert meter.ask(PEER, 10_000) is None
+    assert meter.ask(PEER, 10_501) == 2
+    meter.take_answer(PEER, 1, 10_502)
+    assert late(meter, 10_102, 10_503) == pytest.approx(400), "the answer to an older ping tells nothing"
+
+
+def test_a_round_trip_of_a_bad_moment_is_not_taken_for_the_way() -> None:
+    meter = TransitMeter()
+    late(meter, 0, 1)
+    late(meter, 100, 161)
+    assert meter.ask(PEER, 161) == 1
+    late(meter, 201, 262)
+    meter.take_answer(PEER, 1, 262)
+    assert late(meter, 300, 301) == 0

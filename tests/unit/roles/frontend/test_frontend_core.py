@@ -686,14 +686,15 @@ def test_a_batch_with_more_tensors_than_a_message_holds_goes_as_far_as_it_fits()
     assert (again.first_seq, again.count) == (32, 1)
 
 
-def test_what_can_never_be_pushed_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("code", ["TooLarge", "Internal"])
+def test_what_can_never_be_pushed_is_refused_with_the_reason(code: str) -> None:
     core = linked_core()
     announced(core, 1)
     [inputs] = pushed(core.handle(grant((0, 1)), 1.0))
-    core.handle(Unpushed(inputs, "header of Inputs has 2000000 bytes"), 1.0)
+    core.handle(Unpushed(inputs, code, "header of Inputs has 2000000 bytes"), 1.0)
     core.handle(TurnEnded(), 1.0)
     [inputs] = pushed(core.handle(grant((1, 1)), 2.0))
-    assert refusals(core.handle(Unpushed(inputs, "header"), 2.0)) == [(1, "TooLarge")]
+    assert refusals(core.handle(Unpushed(inputs, code, "header"), 2.0)) == [(1, code)]
 
 
 def test_what_cannot_be_announced_waits_for_a_scheduler_that_lists_this_frontend() -> None:
@@ -835,6 +836,18 @@ def test_requests_of_a_removed_model_are_refused_but_what_runs_may_finish() -> N
     core.handle(grant((0, 1)), 1.0)
     assert refusals(core.handle(directory(models=[model_info("other")]), 2.0)) == [(2, "ModelNotFound")]
     assert answers(core.handle(computed(0), 3.0)) == [1]
+
+
+def test_nothing_is_kept_of_a_model_that_was_removed_however_what_it_ran_ends() -> None:
+    dropped = Dropped(ModelId(DIGITS), (SeqRun(0, 1),), "DeadlineExceeded", "too late")
+    for last in (computed(0), SchedulerSaid(dropped)):
+        core = linked_core()
+        announced(core, 1)
+        [_] = pushed(core.handle(grant((0, 1)), 1.0))
+        assert list(core.margins_ms) == [DIGITS]
+        core.handle(directory(models=[model_info("other")]), 2.0)
+        core.handle(last, 3.0)
+        assert not core.margins_ms, last
 
 
 # ---------------------------------------------------------------- the scheduler comes and goes

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
+
+import pytest
 
 from fabric.ids import PeerId
 from fabric.link import Received
-from fabric.loopback import LoopbackNetwork
+from fabric.loopback import LoopbackLink, LoopbackNetwork
 from fabric.messages import Ping, Pong, StatusAsked
 from roles.runtime.core import Heard, Lost
+from roles.runtime.loop.client_source import ClientLinkSource
 from roles.runtime.loop.sources import CLOSED, REFUSED, LinkSource, WatchedLinkSource
 
 OWN, PEER = PeerId("scheduler"), PeerId("frontend-0/1")
@@ -131,3 +136,48 @@ def test_what_is_always_busy_is_not_behind_while_each_message_waits_little() -> 
             assert 3.0 <= waited_ms[-1] <= 5.0
             assert max(waited_ms) <= 5.0
     assert 50.0 <= waited_ms[-1] <= 60.0
+
+
+def _lateness_of_clients(own: LoopbackLink, clock: HandClock) -> Callable[[], list[float]]:
+    source = ClientLinkSource[float](own, clock, lambda one: one.late_ms)
+    return lambda: list(source.take(10, clock.at_ms))
+
+
+def _lateness_of_watched(own: LoopbackLink, clock: HandClock) -> Callable[[], list[float]]:
+    source = WatchedLinkSource(own, clock)
+    return lambda: [one.late_ms for one in source.take(10, clock.at_ms) if isinstance(one, Heard)]
+
+
+@pytest.mark.parametrize("listened", [_lateness_of_clients, _lateness_of_watched])
+@pytest.mark.parametrize("slept_ms", [15.0, 400.0, 1_200.0])
+def test_a_peer_whose_host_slept_is_late_for_a_second_at_most(
+    listened: Callable[[LoopbackLink, HandClock], Callable[[], list[float]]], slept_ms: float
+) -> None:
+    """And whose connection stands, so that nobody has lost it."""
+    clock, theirs = HandClock(), HandClock()
+    network = LoopbackNetwork(clock, random.Random(1))
+    own, peer = network.link(OWN), network.link(PEER)
+    heard = listened(own, clock)
+
+    def say(message: StatusAsked | Pong) -> None:
+        network.clock = theirs
+        peer.send(OWN, message)
+        network.clock = clock
+
+    def turn(ms: float, *, is_asleep: bool = False) -> float:
+        """It says something, and answers what it was asked."""
+        clock.at_ms += ms
+        theirs.at_ms += 0.0 if is_asleep else ms
+        say(StatusAsked())
+        (late_ms,) = heard()
+        for one in peer.receive(10):
+            if isinstance(one.message, Ping):
+                say(Pong(one.message.number))
+        heard()
+        return late_ms
+
+    assert all(turn(20.0) == 0.0 for _ in range(200))
+    assert turn(slept_ms, is_asleep=True) == slept_ms
+    late_for_ms = next(20.0 * turns for turns in count(1) if turn(20.0) < 1.0)
+    assert late_for_ms <= 1_020.0
+    assert own.counters["messages_out"] <= 6
