@@ -155,9 +155,10 @@ class Routes:
             try:
                 return self._ask(route, request, answer)
             except (RequestError, FabricError) as error:
-                refused = error
+                # The error itself is not kept: it holds this frame, and this frame the request.
+                refused = failure_of(error)
             if self._service.model(route.model) is not None:
-                answer(_traced(request, failed(failure_of(refused))))
+                answer(_traced(request, failed(refused)))
                 return None
             task = asyncio.ensure_future(self._refuse(route, refused))
             task.add_done_callback(lambda done: _tell(done, lambda reply: answer(_traced(request, reply))))
@@ -193,11 +194,11 @@ class Routes:
         budget_ms = service.budget_left_ms(inference, request.began_at_ms)
         return service.submit(inference, rows, budget_ms, on_end)
 
-    async def _refuse(self, route: Route, refused: Exception) -> Any:
+    async def _refuse(self, route: Route, refused: Failure) -> Failure:
         """Of a model that there is not, that is said, whatever else is wrong."""
         with contextlib.suppress(PeerLost):  # then nobody knows
             await self._service.model_now(route.model)
-        raise refused
+        return refused
 
     # ------------------------------------------------------------ documents
 

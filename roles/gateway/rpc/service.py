@@ -11,13 +11,15 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError, error_text
+from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
 from fabric.ids import ModelId
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, TooSlow, failure_of
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
+from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call, told
+from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import (
     SERVICE,
     ModelStreamInferResponse,
@@ -30,7 +32,6 @@ from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
-from roles.runtime.process import log
 
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
@@ -39,7 +40,6 @@ IDLE_MS: Final = 300_000.0
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP; their messages have nothing in them, and are not waited for."""
 
-Metadata = list[tuple[str, str]]
 Answering = Callable[[Any, Any], Awaitable[tuple[Any, Metadata]]]
 """With a message (of those of `_OPEN` None) and gRPC's context: the response, and what goes into the trailing metadata."""
 
@@ -140,9 +140,11 @@ class RpcService:
             self._admit(context, metadata)
             response, trailing = await answering(await self._message(context), context)
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told by a code
-            return await _abort(context, _failure_of(error), _trace(metadata))
-        context.set_trailing_metadata([*trailing, *_trace(metadata)])
-        return response
+            failure = failure_of_call(error)
+        else:
+            context.set_trailing_metadata([*trailing, *_trace(metadata)])
+            return response
+        return await abort(context, failure, _trace(metadata))
 
     async def _health(self, answering: Answering, _: Any, context: Any) -> Any:
         """Of a gateway that has no more room too."""
@@ -170,10 +172,13 @@ class RpcService:
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
         """Every request is answered when it is done, in whatever order that is; its `id` says which it was."""
         metadata = self._metadata(context)
+        refused: Failure | None = None
         try:
             self._admit(context, metadata)
         except FabricError as error:
-            await _abort(context, failure_of(error), [])
+            refused = failure_of(error)
+        if refused is not None:
+            await abort(context, refused, [])
         answers: asyncio.Queue[Any] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_MAX)
         working: set[asyncio.Task[None]] = set()
@@ -187,7 +192,7 @@ class RpcService:
                 response, _ = await self._inferred(held.message, self._service.clock.now_ms(), None)
                 answer = ModelStreamInferResponse(infer_response=response)
             except Exception as error:  # noqa: BLE001  every request is answered
-                answer = _told(held, _failure_of(error))
+                answer = told(held, failure_of_call(error))
             answers.put_nowait(answer)
 
         async def read() -> None:
@@ -227,7 +232,7 @@ class RpcService:
                 silent = TooSlow(
                     f"nothing was asked on this stream for {limit_ms / 1e3:g} s: open another one"
                 )
-                await _abort(context, failure_of(silent), [])
+                await abort(context, failure_of(silent), [])
             await reading
         finally:
             looking.cancel()
@@ -235,7 +240,7 @@ class RpcService:
                 task.cancel()
 
     async def _inferred(self, request: Any, began_at_ms: float, left_s: float | None) -> tuple[Any, str]:
-        """The response, and where the time went. Raises FabricError, _Failed."""
+        """The response, and where the time went. Raises FabricError, Failed."""
         self.calls += 1
         inference = read_infer(request)
         info = self._service.model(inference.model)
@@ -268,7 +273,7 @@ class RpcService:
             asking.cancel()
             raise
         if isinstance(outcome, Failure):
-            raise _Failed(outcome)
+            raise Failed(outcome)
         return outcome
 
     # ------------------------------------------------------------ documents
@@ -337,60 +342,6 @@ class RpcService:
         self._tokens.check(metadata.get("authorization"))
 
 
-class Held:
-    """A message, or why there is none, and the bytes that it has of the budget for as long as anybody holds it."""
-
-    __slots__ = ("_budget", "_message", "_size")
-
-    def __init__(self, message: Any, size: int, budget: BodyBudget) -> None:
-        self._message = message
-        self._size = size
-        self._budget = budget
-
-    @property
-    def message(self) -> Any:
-        """Raises Overloaded where there was no room for it, InvalidInput where it could not be read."""
-        if isinstance(self._message, RequestError):
-            raise self._message
-        return self._message
-
-    @property
-    def request_id(self) -> str:
-        """As the client wrote it, where that could be read."""
-        return "" if isinstance(self._message, RequestError) else str(self._message.id)
-
-    def __del__(self) -> None:
-        self._budget.give_back(self._size)
-
-
-class _Failed(Exception):
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
-
-
-def _failure_of(error: Exception) -> Failure:
-    if isinstance(error, _Failed):
-        return error.failure
-    if not isinstance(error, FabricError):
-        log.error("call_failed error=%r", error_text(error), exc_info=error)
-    return failure_of(error)
-
-
 def _trace(metadata: dict[str, str]) -> Metadata:
     traceparent = traceparent_of(metadata.get("traceparent"))
     return [] if traceparent is None else [("traceparent", traceparent)]
-
-
-async def _abort(context: Any, failure: Failure, more: Metadata) -> Any:
-    trailing = [("tenuto-code", failure.code), *more]
-    if failure.retry_after_ms is not None:
-        # gRPC's own clients wait so long before they try again (gRFC A6).
-        trailing.append(("grpc-retry-pushback-ms", str(round(failure.retry_after_ms))))
-    await context.abort(getattr(grpc.StatusCode, failure.grpc_status), failure.reason, tuple(trailing))
-
-
-def _told(held: Held, failure: Failure) -> Any:
-    answer = ModelStreamInferResponse(error_message=f"{failure.code}: {failure.reason}")
-    answer.infer_response.id = held.request_id
-    return answer

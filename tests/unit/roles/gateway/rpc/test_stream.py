@@ -16,8 +16,9 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import InvalidInput, Overloaded
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
+from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import message_class
-from roles.gateway.rpc.service import IDLE_MS, STREAM_MAX, Held, RpcService
+from roles.gateway.rpc.service import IDLE_MS, STREAM_MAX, RpcService
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
