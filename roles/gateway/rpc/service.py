@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from roles.gateway.failures import Failure, TooSlow, failure_of
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
 from roles.gateway.repository import Repository
-from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call, told
+from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call
 from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import (
     SERVICE,
@@ -27,14 +28,13 @@ from roles.gateway.rpc.messages import (
     methods,
 )
 from roles.gateway.rpc.size_check import check_size
+from roles.gateway.rpc.stream import InferStream
 from roles.gateway.rpc.translation import plain_parameters, read_infer, write_infer
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
 
-STREAM_MAX: Final = 64
-"""Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
 IDLE_MS: Final = 300_000.0
 """A connection without calls ends after that."""
 _OPEN: Final = ("ServerLive", "ServerReady")
@@ -70,6 +70,8 @@ class RpcService:
         """Since the start."""
         self.under_way = 0
         """Calls that have room now, at most `calls_max`; a stream is one."""
+        self._streams: set[InferStream] = set()
+        self._is_draining = False
         self._documents: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -101,6 +103,12 @@ class RpcService:
             # Of a unary one grpc.aio reads the whole message, for however long it takes, before we hear of the call.
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(call, reads, writes)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def drain(self) -> None:
+        """Let streams end on which nothing is under way, and the others when their answers are sent."""
+        self._is_draining = True
+        for stream in list(self._streams):
+            stream.drain()
 
     def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
         """Of a message that there is no room for, or that is none, nothing is kept."""
@@ -166,7 +174,7 @@ class RpcService:
 
     async def _infer(self, held: Held, context: Any) -> tuple[Any, Metadata]:
         began_at_ms = self._service.clock.now_ms()
-        response, timing = await self._inferred(held.message, began_at_ms, context.time_remaining())
+        response, timing = await self._inferred(held.message, began_at_ms, context)
         return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
@@ -179,67 +187,26 @@ class RpcService:
             refused = failure_of(error)
         if refused is not None:
             await abort(context, refused, [])
-        answers: asyncio.Queue[Any] = asyncio.Queue()
-        room = asyncio.Semaphore(STREAM_MAX)
-        working: set[asyncio.Task[None]] = set()
-        clock, call_later = self._service.clock, asyncio.get_running_loop().call_later
-        moved_at_ms, limit_ms = clock.now_ms(), self._silent_ms_max
-        looking: asyncio.TimerHandle
 
-        async def work(held: Held) -> None:
-            try:
-                self._check_token(metadata)  # which may have been revoked since the last one
-                response, _ = await self._inferred(held.message, self._service.clock.now_ms(), None)
-                answer = ModelStreamInferResponse(infer_response=response)
-            except Exception as error:  # noqa: BLE001  every request is answered
-                answer = told(held, failure_of_call(error))
-            answers.put_nowait(answer)
+        async def answered(held: Held, read_at_ms: float) -> Any:
+            self._check_token(metadata)  # which may have been revoked since the last one
+            response, _ = await self._inferred(held.message, read_at_ms, context)
+            return ModelStreamInferResponse(infer_response=response)
 
-        async def read() -> None:
-            nonlocal moved_at_ms
-            async for held in requests:
-                moved_at_ms = clock.now_ms()
-                await room.acquire()
-                task = asyncio.ensure_future(work(held))
-                del held  # a stream that waits for its next request holds none
-                working.add(task)
-                task.add_done_callback(working.discard)
-            await asyncio.gather(*working)
-
-        def over(done: asyncio.Task[None]) -> None:
-            if not done.cancelled():
-                done.exception()  # looked at, also where nobody reads the stream to its end
-            answers.put_nowait(None)
-
-        def look() -> None:
-            nonlocal looking
-            is_used = working or not answers.empty()
-            left_ms = limit_ms if is_used else moved_at_ms + limit_ms - clock.now_ms()
-            if left_ms > 0:
-                looking = call_later(left_ms / 1e3, look)
-            else:
-                reading.cancel()
-
-        reading = asyncio.ensure_future(read())
-        reading.add_done_callback(over)
-        looking = call_later(limit_ms / 1e3, look)
+        stream = InferStream(requests, answered, self._service.clock, self._silent_ms_max)
+        self._streams.add(stream)
+        if self._is_draining:
+            stream.drain()
         try:
-            while (answer := await answers.get()) is not None:
-                yield answer
-                moved_at_ms = clock.now_ms()
-                room.release()  # not before it is sent: who does not read is not read from
-            if reading.cancelled():
-                silent = TooSlow(
-                    f"nothing was asked on this stream for {limit_ms / 1e3:g} s: open another one"
-                )
-                await abort(context, failure_of(silent), [])
-            await reading
+            async with aclosing(stream.answers()) as answers:
+                async for answer in answers:
+                    yield answer
         finally:
-            looking.cancel()
-            for task in (reading, *working):
-                task.cancel()
+            self._streams.discard(stream)
+        if stream.failure is not None:
+            await abort(context, stream.failure, [])
 
-    async def _inferred(self, request: Any, began_at_ms: float, left_s: float | None) -> tuple[Any, str]:
+    async def _inferred(self, request: Any, began_at_ms: float, context: Any) -> tuple[Any, str]:
         """The response, and where the time went. Raises FabricError, Failed."""
         self.calls += 1
         inference = read_infer(request)
@@ -247,13 +214,14 @@ class RpcService:
         rows = rows_of(info, inference.inputs)
         if info is not None and info.outputs:
             check_outputs(inference, [one.name for one in info.outputs])
-        answered = await self._asked(inference, rows, self._budget_ms(inference, began_at_ms, left_s))
+        answered = await self._asked(inference, rows, self._budget_ms(inference, began_at_ms, context))
         outputs = outputs_of([result.outputs for result in answered.results], is_stacked=rows.is_stacked)
         return write_infer(inference, outputs), server_timing([result.ledger for result in answered.results])
 
-    def _budget_ms(self, inference: Inference, began_at_ms: float, left_s: float | None) -> float | None:
+    def _budget_ms(self, inference: Inference, began_at_ms: float, context: Any) -> float | None:
         """A call's own deadline says when nobody waits any more: it may be tighter than the SLO, never looser."""
         budget_ms = self._service.budget_left_ms(inference, began_at_ms)
+        left_s = context.time_remaining()
         if left_s is None:
             return budget_ms
         left_ms = max(0.0, left_s * 1e3)
