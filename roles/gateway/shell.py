@@ -209,7 +209,7 @@ class Gateway:
         statistics = self._service.statistics
         return {
             "is_ready": float(self._service.is_ready),
-            "http_connections": float(len(self._http.connections)),
+            "http_connections": float(self._http.served),
             "http_requests": float(self._http.requests),
             "http_refused": float(self._http.refused),
             "http_defects": float(self._http.defects),
