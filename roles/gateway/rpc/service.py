@@ -14,11 +14,12 @@ from google.protobuf.message import DecodeError
 
 from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
 from fabric.ids import ModelId
+from fabric.messages import ModelInfo
 from roles.gateway import descriptions
-from roles.gateway.failures import Failure, TooSlow, failure_of
+from roles.gateway.failures import GONE, Failure, TooSlow, failure_of
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
-from roles.gateway.repository import Repository
+from roles.gateway.repository import Repository, load, unload
 from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call
 from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import (
@@ -174,7 +175,7 @@ class RpcService:
 
     async def _infer(self, held: Held, context: Any) -> tuple[Any, Metadata]:
         began_at_ms = self._service.clock.now_ms()
-        response, timing = await self._inferred(held.message, began_at_ms, context)
+        response, timing = await self._inferred(held, began_at_ms, context)
         return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
@@ -190,7 +191,7 @@ class RpcService:
 
         async def answered(held: Held, read_at_ms: float) -> Any:
             self._check_token(metadata)  # which may have been revoked since the last one
-            response, _ = await self._inferred(held.message, read_at_ms, context)
+            response, _ = await self._inferred(held, read_at_ms, context)
             return ModelStreamInferResponse(infer_response=response)
 
         stream = InferStream(requests, answered, self._service.clock, self._silent_ms_max)
@@ -206,17 +207,56 @@ class RpcService:
         if stream.failure is not None:
             await abort(context, stream.failure, [])
 
-    async def _inferred(self, request: Any, began_at_ms: float, context: Any) -> tuple[Any, str]:
-        """The response, and where the time went. Raises FabricError, Failed."""
+    async def _inferred(self, held: Held, began_at_ms: float, context: Any) -> tuple[Any, str]:
+        """The response, and where the time went; counted. Raises Failed."""
         self.calls += 1
+        service, model, asked_at_ms = self._service, "", self._service.clock.now_ms()
+        try:
+            request = held.message
+            model = request.model_name
+            inference, rows, answered = await self._answered(request, began_at_ms, context)
+            outputs = outputs_of([one.outputs for one in answered.results], is_stacked=rows.is_stacked)
+            response = write_infer(inference, outputs)
+        except asyncio.CancelledError:
+            service.count(model, asked_at_ms, GONE)
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, it is counted and told
+            failure = failure_of_call(error)
+        else:
+            ledgers = [one.ledger for one in answered.results]
+            service.count(model, asked_at_ms, ledgers)
+            return response, server_timing(ledgers)
+        service.count(model, asked_at_ms, failure)
+        raise Failed(failure)
+
+    async def _answered(
+        self, request: Any, began_at_ms: float, context: Any
+    ) -> tuple[Inference, Rows, Answered]:
+        """Asked once more where the model has become another one since the gateway heard of it. Raises FabricError, Failed."""
+        info = self._service.model(request.model_name)
+        is_frontends = False
+        try:
+            return await self._answered_by(info, request, began_at_ms, context)
+        except Failed as error:
+            failure, is_frontends = error.failure, True
+        except FabricError as error:
+            failure = failure_of(error)
+        if info is not None and not self._service.goes_by_shapes(failure):
+            raise Failed(failure)
+        found = await self._service.changed(request.model_name, info, failure, is_frontends=is_frontends)
+        if found is None:
+            raise Failed(failure)
+        return await self._answered_by(found, request, began_at_ms, context)
+
+    async def _answered_by(
+        self, info: ModelInfo | None, request: Any, began_at_ms: float, context: Any
+    ) -> tuple[Inference, Rows, Answered]:
         inference = read_infer(request)
-        info = self._service.model(inference.model)
         rows = rows_of(info, inference.inputs)
         if info is not None and info.outputs:
             check_outputs(inference, [one.name for one in info.outputs])
-        answered = await self._asked(inference, rows, self._budget_ms(inference, began_at_ms, context))
-        outputs = outputs_of([result.outputs for result in answered.results], is_stacked=rows.is_stacked)
-        return write_infer(inference, outputs), server_timing([result.ledger for result in answered.results])
+        budget_ms = self._budget_ms(inference, began_at_ms, context)
+        return inference, rows, await self._asked(inference, rows, budget_ms)
 
     def _budget_ms(self, inference: Inference, began_at_ms: float, context: Any) -> float | None:
         """A call's own deadline says when nobody waits any more: it may be tighter than the SLO, never looser."""
@@ -296,10 +336,10 @@ class RpcService:
 
     async def _load(self, request: Any) -> Any:
         parameters = plain_parameters(request.parameters)
-        await self._repository.load(request.model_name, await self._service.models(), parameters)
+        await load(self._service, self._repository, request.model_name, parameters)
 
     async def _unload(self, request: Any) -> Any:
-        await self._repository.unload(request.model_name, await self._service.models())
+        await unload(self._service, self._repository, request.model_name)
 
     # ------------------------------------------------------------ metadata
 

@@ -347,7 +347,7 @@ def test_a_gateway_that_ends_answers_what_a_stream_asked_and_ends_it_then(
     late = asyncio.Event()
 
     async def inferred(request: Any, *_: Any) -> Any:
-        await asyncio.sleep(0.0 if request.id == "before" else 1.0)
+        await asyncio.sleep(0.0 if request.message.id == "before" else 1.0)
         raise InvalidInput("it was asked")
 
     monkeypatch.setattr(own, "_inferred", inferred)
