@@ -261,7 +261,7 @@ class RpcService:
     def _budget_ms(self, inference: Inference, began_at_ms: float, context: Any) -> float | None:
         """A call's own deadline says when nobody waits any more: it may be tighter than the SLO, never looser."""
         budget_ms = self._service.budget_left_ms(inference, began_at_ms)
-        left_s = context.time_remaining()
+        left_s: float | None = context.time_remaining()
         if left_s is None:
             return budget_ms
         left_ms = max(0.0, left_s * 1e3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from fabric.clock import Clock
@@ -40,7 +40,7 @@ class InferStream:
         self._reading: asyncio.Task[None] | None = None
         self._looking: asyncio.TimerHandle | None = None
 
-    async def answers(self) -> AsyncIterator[Any]:
+    async def answers(self) -> AsyncGenerator[Any, None]:
         """As they come, until the client has ended its side and has all of them, or until `failure` is there."""
         self._reading = reading = asyncio.ensure_future(self._read())
         reading.add_done_callback(self._over)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -38,7 +39,7 @@ def post(body: bytes = b"", *fields: str, path: str = "/a") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def refusal(events: list[ReaderEvent] | tuple[ReaderEvent, ...]) -> RequestError:
+def refusal(events: Sequence[ReaderEvent]) -> RequestError:
     (event,) = events
     assert isinstance(event, Refused)
     return event.error

@@ -45,7 +45,7 @@ class NoContext:
     def add_done_callback(self, callback: Any) -> None:
         pass
 
-    def time_remaining(self) -> None:
+    def time_remaining(self) -> float | None:
         return None
 
 
