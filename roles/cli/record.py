@@ -89,6 +89,10 @@ def record(
     finally:
         home.remove()
     remark(f"{role_id} did not answer: some of its arrivals may be missing" for role_id in sorted(silent))
+    remark(
+        f"model {model_id} was removed meanwhile: up to {ASK_EVERY_S:g} s of its arrivals are missing"
+        for model_id in sorted(recording.removed)
+    )
     if recording.missed_s:
         remark(
             [f"{recording.missed_s:.1f} s of frontends' arrivals were forgotten before they were asked for"]
@@ -131,6 +135,7 @@ def _ask(recording: Recording, run_dir: Path, keyring: Keyring | None, silent: s
     """Every frontend for every model that is served now. Raises PeerLost where there is no cluster any more."""
     schedulers = active_schedulers(run_dir, keyring).values()
     models = [model.model_id for one in schedulers for model in one.status.models]
+    recording.served(models)
     for process in processes_in(run_dir):
         if not process.role_id.startswith(FRONTEND_PREFIX) or not process.alive:
             continue

@@ -145,6 +145,9 @@ class Failure:
         return plain
 
 
+GONE: Final = Failure(Cancelled.code, "the client has gone")
+
+
 def failure_of(error: BaseException) -> Failure:
     """What the client is told of an error of the SDK or of ours; nothing of what is not meant for strangers."""
     match error:

@@ -23,12 +23,16 @@ from fabric.policy_options import shown
 from roles.config.read_config import parse_config
 from roles.gateway.failures import Refused, Unsupported
 from roles.gateway.http.protocol_v2 import read_json
+from roles.gateway.service import Service
 from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, active_schedulers, having, roomiest
 from roles.runtime.shard_reports import combined
 
 LIMIT_MS: Final = 300_000.0
 """Of one change: a large model takes minutes to load."""
+
+GONE_LIMIT_MS: Final = 1_000.0
+"""Of frontends to hear of it."""
 
 Section = Mapping[str, Any]
 
@@ -133,6 +137,18 @@ class Repository:
             )
         except ConfigError as error:
             raise Refused(str(error)) from error
+
+
+async def load(service: Service, repository: Repository, name: str, parameters: Mapping[str, object]) -> None:
+    """Load it, and wait until it is ready and known here. Raises as `Repository.load` does, and NoReplica, PeerLost."""
+    await repository.load(name, await service.models(service.clock.now_ms()), parameters)
+    await service.until_ready(name, LIMIT_MS)
+
+
+async def unload(service: Service, repository: Repository, name: str) -> None:
+    """Unload it, and wait until it is known here no more. Raises as `Repository.unload` does, and PeerLost."""
+    await repository.unload(name, await service.models(service.clock.now_ms()))
+    await service.until_gone(name, GONE_LIMIT_MS)
 
 
 def _aside(work: Callable[[], Changed]) -> asyncio.Future[Changed]:

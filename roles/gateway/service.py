@@ -18,13 +18,17 @@ from fabric.errors import (
     Cancelled,
     DeadlineExceeded,
     FabricError,
+    InvalidInput,
     ModelNotFound,
+    NoReplica,
     PeerLost,
     RequestError,
+    TooLarge,
     error_text,
+    nothing_ready,
 )
 from fabric.ids import ModelId
-from fabric.messages import ModelInfo
+from fabric.messages import Ledger, ModelInfo
 from fabric.policy_options import shown
 from roles.gateway.failures import Failure, failure_of
 from roles.gateway.inference import Inference, Rows
@@ -35,6 +39,8 @@ REFRESH_S: Final = 1.0
 RECONNECT_S: Final = 1.0
 _FRESH_MS: Final = 100.0
 _WALL: Final = WallClock()
+_BY_SHAPES: Final = (InvalidInput.code, TooLarge.code)
+"""What a request is refused with whose tensors are not those that its model takes."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,16 +60,13 @@ class Asking:
     def __init__(
         self,
         service: Service,
-        inference: Inference,
         futures: Sequence[asyncio.Future[InferResult]],
         done: Done,
     ) -> None:
         self._service = service
-        self._model = inference.model
         self._futures = futures
         self._left = len(futures)
         self._done: Done | None = done
-        self._began_at_ms = service.clock.now_ms()
         for future in futures:
             future.add_done_callback(self._on_end)
 
@@ -71,7 +74,7 @@ class Asking:
         """Nobody waits for it any more: the frontends are told."""
         if self._done is not None:
             self._done = None
-            self._service.ended(self, self._model, self._began_at_ms, None)
+            self._service.ended(self)
             self._cancel_rest()
 
     def _on_end(self, future: asyncio.Future[InferResult]) -> None:
@@ -92,7 +95,7 @@ class Asking:
         else:
             outcome = Answered([one.result() for one in self._futures])
         self._cancel_rest()
-        self._service.ended(self, self._model, self._began_at_ms, outcome)
+        self._service.ended(self)
         done(outcome)
 
     def _cancel_rest(self) -> None:
@@ -119,15 +122,57 @@ class Service:
         """As it was known a second ago; None: not known, which only a frontend can say for sure."""
         return self._known.get(ModelId(name))
 
-    async def models(self) -> Mapping[ModelId, ModelInfo]:
-        """As a frontend says now. Raises PeerLost."""
-        if self.clock.now_ms() - self._known_at_ms < _FRESH_MS:
-            return self._known
-        if self._listing is None or self._listing.done():
-            self._listing = asyncio.ensure_future(self._listed())
-            # All who wait for it may have gone: an error that nobody heard of would be taken for a defect.
-            self._listing.add_done_callback(_looked_at)
-        return await asyncio.shield(self._listing)
+    async def models(self, since_ms: float | None = None) -> Mapping[ModelId, ModelInfo]:
+        """As a frontend says now, or has said `since_ms` or later (None: a moment ago). Raises PeerLost."""
+        since_ms = self.clock.now_ms() - _FRESH_MS if since_ms is None else since_ms
+        while self._known_at_ms < since_ms:
+            if self._listing is None or self._listing.done():
+                self._listing = asyncio.ensure_future(self._listed())
+                # All who wait for it may have gone: an error that nobody heard of would be taken for a defect.
+                self._listing.add_done_callback(_looked_at)
+            await asyncio.shield(self._listing)
+        return self._known
+
+    def goes_by_shapes(self, failure: Failure) -> bool:
+        """Whether it may be for what the model was thought to take."""
+        return failure.code in _BY_SHAPES
+
+    async def changed(
+        self, model: str, info: ModelInfo | None, failure: Failure, *, is_frontends: bool
+    ) -> ModelInfo | None:
+        """Of a request that was refused going by `info`: what the model is, where that is something else by now; None: it is not.
+
+        `is_frontends`: who refused it. Raises ModelNotFound, whatever else is wrong, of a model that there is not.
+        """
+        # Of a model that is not known here, and whose inputs a frontend has looked at, a former listing is of no use.
+        goes_by_shapes = self.goes_by_shapes(failure)
+        is_late = info is None and is_frontends and goes_by_shapes
+        try:
+            found = (await self.models(self.clock.now_ms() if is_late else None)).get(ModelId(model))
+        except PeerLost:  # then nobody knows
+            return None
+        if found is None:
+            raise ModelNotFound(f"no model {shown(model)} is served")
+        return found if goes_by_shapes and _shapes(info) != _shapes(found) else None
+
+    async def until_ready(self, model: str, limit_ms: float) -> None:
+        """Until a frontend says that a slice serves it. Raises NoReplica where none does by then, PeerLost."""
+        limit_at_ms = self.clock.now_ms() + limit_ms
+        while True:
+            info = (await self.models(self.clock.now_ms())).get(ModelId(model))
+            if info is not None and info.replicas:
+                return
+            if self.clock.now_ms() >= limit_at_ms:
+                raise NoReplica(nothing_ready(model), None if info is None else info.coming_in_ms)
+            await asyncio.sleep(_FRESH_MS / 1e3)
+
+    async def until_gone(self, model: str, limit_ms: float) -> None:
+        """Until a frontend knows of it no more, or the time is over. Raises PeerLost."""
+        limit_at_ms = self.clock.now_ms() + limit_ms
+        while ModelId(model) in await self.models(self.clock.now_ms()):
+            if self.clock.now_ms() >= limit_at_ms:
+                return
+            await asyncio.sleep(_FRESH_MS / 1e3)
 
     async def model_now(self, name: str) -> ModelInfo:
         """As a frontend says now. Raises ModelNotFound, PeerLost."""
@@ -137,9 +182,10 @@ class Service:
         return info
 
     async def _listed(self) -> Mapping[ModelId, ModelInfo]:
+        began_at_ms = self.clock.now_ms()
         infos = await self._client.models()
         self._known = {info.model_id: info for info in infos}
-        self._known_at_ms = self.clock.now_ms()
+        self._known_at_ms = began_at_ms
         return self._known
 
     async def keep_connected(self) -> None:
@@ -202,32 +248,30 @@ class Service:
             for row in rows.rows:
                 future = self._client.submit(inference.model, row, budget_ms, inference.priority)
                 futures.append(future)
-        except (RequestError, PeerLost) as error:
+        except (RequestError, PeerLost):
             for future in futures:
                 future.cancel()
-            self.failed(inference.model, _failure(error), 0.0)
             raise
-        asking = Asking(self, inference, futures, done)
+        asking = Asking(self, futures, done)
         self._under_way.add(asking)
         return asking
 
-    def ended(self, asking: Asking, model: str, began_at_ms: float, outcome: Outcome | None) -> None:
-        """Count it. `outcome` None: it was cancelled."""
+    def ended(self, asking: Asking) -> None:
+        """It has outputs, or none, or nobody waits for it."""
         self._under_way.discard(asking)
-        total_ms = self.clock.now_ms() - began_at_ms
-        match outcome:
-            case Answered(results):
-                ledgers = [result.ledger for result in results]
-                self.statistics.note_success(model, ledgers, total_ms, _WALL.now_ms())
-            case Failure():
-                self.failed(model, outcome, total_ms)
-            case None:
-                self.failed(model, Failure(Cancelled.code, "the client has gone"), total_ms)
 
-    def failed(self, model: str, failure: Failure, total_ms: float) -> None:
-        """Count one that has no outputs."""
-        is_known = ModelId(model) in self._known
-        self.statistics.note_failure(model, failure.code, total_ms, is_known=is_known)
+    def count(self, model: str, asked_at_ms: float, outcome: Sequence[Ledger] | Failure) -> None:
+        """One inference has its answer, or its client has gone. `outcome`: the ledgers of its rows, where its answer has outputs."""
+        total_ms = self.clock.now_ms() - asked_at_ms
+        if isinstance(outcome, Failure):
+            is_known = ModelId(model) in self._known
+            self.statistics.note_failure(model, outcome.code, total_ms, is_known=is_known)
+        else:
+            self.statistics.note_success(model, outcome, total_ms, _WALL.now_ms())
+
+
+def _shapes(info: ModelInfo | None) -> object:
+    return None if info is None else (info.inputs, info.outputs, info.image)
 
 
 def _looked_at(done: asyncio.Future[Any]) -> None:

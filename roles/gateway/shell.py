@@ -130,13 +130,13 @@ class Gateway:
     async def drain(self) -> None:
         """End in order."""
         self._service.is_draining = True
+        until_ms = self._clock.now_ms() + DRAIN_MS_MAX
         await asyncio.sleep(UNDERWAY_MS / 1e3)
         for listener in self._listeners:
             listener.close()
         self._http.drain()
         if self._rpc is not None:
-            self._rpc.drain()
-        until_ms = self._clock.now_ms() + DRAIN_MS_MAX
+            self._rpc.drain((until_ms - self._clock.now_ms()) / 1e3)
         await _until(lambda: self._is_idle or self._clock.now_ms() > until_ms, _LOOK_S)
 
     async def close(self) -> None:
@@ -178,7 +178,8 @@ class Gateway:
 
     @property
     def _is_idle(self) -> bool:
-        return not self._http.connections and not self._service.under_way
+        is_rpc_idle = self._rpc is None or self._rpc.is_drained
+        return is_rpc_idle and not self._http.connections and not self._service.under_way
 
     async def _keep_tokens(self) -> None:
         told = ""
@@ -208,7 +209,7 @@ class Gateway:
         statistics = self._service.statistics
         return {
             "is_ready": float(self._service.is_ready),
-            "http_connections": float(len(self._http.connections)),
+            "http_connections": float(self._http.served),
             "http_requests": float(self._http.requests),
             "http_refused": float(self._http.refused),
             "http_defects": float(self._http.defects),

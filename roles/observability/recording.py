@@ -7,7 +7,7 @@ requests of a bin are spread evenly over it: a trace is exact to within 5 ms.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +29,9 @@ class Recording:
     until_ms: float
     missed_s: float = 0.0
     is_full: bool = False
+    removed: set[ModelId] = field(default_factory=set)
+    """Models that were served once and not later: what came for them between two times of asking, nobody remembers."""
+    _served: set[ModelId] = field(default_factory=set)
     _zero_ms: dict[str, float] = field(default_factory=dict)
     _next_bin: dict[tuple[str, ModelId], int] = field(default_factory=dict)
     _moments: dict[ModelId, list[float]] = field(default_factory=dict)
@@ -38,6 +41,12 @@ class Recording:
     def counts(self) -> dict[ModelId, int]:
         """Requests of each model so far."""
         return {model_id: len(its) for model_id, its in sorted(self._moments.items())}
+
+    def served(self, models: Iterable[ModelId]) -> None:
+        """These are, now."""
+        now = set(models)
+        self.removed |= self._served - now
+        self._served |= now
 
     def note(self, frontend: str, model_id: ModelId, told: RequestsRemembered, now_ms: float) -> None:
         """A frontend's answer, which came just now. The last bin is not over, and left for the next answer."""

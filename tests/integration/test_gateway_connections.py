@@ -23,7 +23,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 LIMITS = HttpLimits(body_bytes_max=1 << 20, bodies_bytes_max=4 << 20, head_ms=60_000, body_ms=60_000)
 WAIT_S = 60
-GET = b"GET /%s HTTP/1.1\r\n\r\n"
+GET = b"GET /%s HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Stand:
@@ -117,12 +117,12 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         (replace(LIMITS, head_ms=50), b"GET /a HT", b"408"),
         (
             replace(LIMITS, body_ms=50, bytes_per_s_min=1e9),
-            b"POST /a HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc",
+            b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
             b"408",
         ),
         (replace(LIMITS, idle_ms=50), GET % b"a", b"200"),
         (LIMITS, b"nonsense\r\n\r\n", b"400"),
-        (LIMITS, GET % b"raise" + b"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n", b"500"),
+        (LIMITS, GET % b"raise" + b"GET /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"500"),
     ],
     ids=["silent", "slow head", "slow body", "idle", "no HTTP", "a defect"],
 )
@@ -292,7 +292,7 @@ def test_a_client_that_is_gone_cancels_and_a_late_answer_goes_nowhere() -> None:
     async def test() -> None:
         async with serving() as (server, stand, port), AsyncExitStack() as stack:
             _, writer = await connected(port, stack)
-            writer.write(b"POST /never HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+            writer.write(b"POST /never HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello")
             await until(lambda: bool(stand.kept))
             assert server.budget.used == 5
             writer.close()
@@ -326,7 +326,7 @@ def test_after_a_wrong_path_without_a_body_the_connection_goes_on() -> None:
     async def test() -> None:
         async with serving() as (_, _, port), AsyncExitStack() as stack:
             reader, writer = await connected(port, stack)
-            writer.write(GET % b"wrong" + b"HEAD /a HTTP/1.1\r\nConnection: close\r\n\r\n")
+            writer.write(GET % b"wrong" + b"HEAD /a HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             answer = await ended(reader)
             assert answer.startswith(b"HTTP/1.1 400")
             assert answer.endswith(
@@ -347,7 +347,7 @@ def test_what_comes_behind_a_slow_answer_is_not_too_slow() -> None:
             await until(lambda: bool(stand.kept))
             await asyncio.sleep(1)
             stand.kept[0](Reply(200, (b"at last",)))
-            writer.write(b"P/1.1\r\nConnection: close\r\n\r\n")
+            writer.write(b"P/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             answer = await ended(reader)
             assert answer.count(b"HTTP/1.1 200") == 3, answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Final
@@ -14,6 +15,8 @@ from roles.gateway.http.messages import Body
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODED_FROM_BYTES: Final = 512
 """Less is not worth it."""
+_NO: Final = re.compile(r"q=0(\.0*)?")
+"""The weight of what is not wanted (RFC 9110, 12.4.2)."""
 _LEVEL: Final = 1  # tensors hardly get smaller at higher ones, and take five times as long
 
 
@@ -56,7 +59,7 @@ def chosen(accepted: str, size_bytes: int) -> str | None:
         return None
     for one in accepted.lower().split(","):
         name, _, weight = one.strip().partition(";")
-        if name.strip() in ("gzip", "deflate") and weight.replace(" ", "") not in ("q=0", "q=0.0"):
+        if name.strip() in ("gzip", "deflate") and not _NO.fullmatch("".join(weight.split())):
             return name.strip()
     return None
 

@@ -60,6 +60,7 @@ class HttpServer:
         self.clock = clock
         self.budget = BodyBudget(limits.bodies_bytes_max)
         self.connections: set[HttpConnection] = set()
+        self.lingering = 0  # of them, those that were refused and are closed soon: they keep nobody out
         self.is_draining = False
         self.requests = self.refused = 0
         """Counted since the start; refused ones were not whole, or not HTTP."""
@@ -69,6 +70,11 @@ class HttpServer:
     def connection(self) -> HttpConnection:
         """For asyncio's `create_server`."""
         return HttpConnection(self)
+
+    @property
+    def served(self) -> int:
+        """Connections that count towards the limit."""
+        return len(self.connections) - self.lingering
 
     def watch(self) -> None:
         """From now on whoever is too slow is refused."""
@@ -109,6 +115,7 @@ class HttpConnection(asyncio.Protocol):
         self._cancellable: Cancellable | None = None
         self._is_starting = self._is_over = self._is_continue_wanted = False
         self._is_reading = True
+        self._is_lingering = False
         self._held_up_at_ms: float | None = None
         """Since when an answer is awaited or on its way: what comes behind it has its time afterwards."""
         self._is_writing = True  # the client reads
@@ -127,7 +134,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by what it can do only
         self._transport.set_write_buffer_limits(_PIECE_BYTES)
         self._reader = HttpReader(server.limits, server.budget, server.handler.screen, now_ms)
-        is_full = len(server.connections) >= server.limits.connections_max
+        is_full = server.served >= server.limits.connections_max
         server.connections.add(self)
         if is_full:
             self._waiting.append(
@@ -139,8 +146,10 @@ class HttpConnection(asyncio.Protocol):
         """Something came."""
         assert self._reader is not None, "it is connected"
         if not self._is_over:
-            self._limit_at_ms = None if self._is_writing else self._limit_at_ms
-            self._take(self._reader.feed(data, self._server.clock.now_ms()))
+            events = self._reader.feed(data, self._server.clock.now_ms())
+            if self._is_writing and (events or not self._reader.is_idle):
+                self._limit_at_ms = None
+            self._take(events)
 
     def eof_received(self) -> bool | None:
         """The client has closed its side: whether it still reads nobody can tell, so it is taken for gone once no answer is on its way."""
@@ -155,6 +164,7 @@ class HttpConnection(asyncio.Protocol):
         """It is over."""
         del exc
         self._server.connections.discard(self)
+        self._server.lingering -= self._is_lingering
         self._transport = None
         if self._cancellable is not None:
             self._cancellable.cancel()
@@ -349,8 +359,13 @@ class HttpConnection(asyncio.Protocol):
             return
         self._is_over = True
         # What still comes is thrown away for a while: closing now would reset the connection under the answer.
-        self._limit_at_ms = self._server.clock.now_ms() + self._server.limits.linger_ms
-        if self._transport.can_write_eof():
+        limits = self._server.limits
+        self._limit_at_ms = self._server.clock.now_ms() + limits.linger_ms
+        self._is_lingering = self._server.lingering < limits.connections_max
+        self._server.lingering += self._is_lingering
+        if not self._is_lingering:
+            self._transport.close()
+        elif self._transport.can_write_eof():
             self._transport.write_eof()
 
     def _read_on(self, is_wanted: bool) -> None:  # noqa: FBT001  as the transport has it

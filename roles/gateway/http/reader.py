@@ -19,6 +19,7 @@ from typing import Final
 import httptools
 
 from fabric.errors import InvalidInput, Overloaded, RequestError, TooLarge
+from fabric.policy_options import shown
 from roles.gateway.failures import HeaderTooLarge, TooSlow, Unsupported
 from roles.gateway.http.compression import Decoder
 from roles.gateway.http.limits import BodyBudget, HttpLimits
@@ -29,7 +30,7 @@ _GATHERED_BYTES: Final = 1 << 20
 _LENGTH_DIGITS_MAX: Final = 19
 """Of a length without leading zeros: more are over 2^63, and Python's `int` raises from 4,300 on."""
 _ABSOLUTE: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
-_FRAMING: Final = ("content-length", "transfer-encoding", "connection")
+_FRAMING: Final = ("host", "content-length", "transfer-encoding", "connection")
 Screen = Callable[[Head], None]
 """Raises RequestError for a head whose body need not even be read."""
 
@@ -96,7 +97,10 @@ class HttpReader:
         if self._state is _State.CLOSED:
             return ()
         self._now_ms = now_ms
-        if self._state is _State.IDLE and data:
+        if self._state is _State.IDLE:
+            data = data.lstrip(b"\r\n")  # empty lines before a request are none of it (RFC 9112, 2.2)
+            if not data:
+                return ()
             self._enter_head()
         if self._state is _State.HEAD:
             # The parser tells of a header field only when it is over, so what it holds is counted too.
@@ -189,6 +193,8 @@ class HttpReader:
             return  # a trailer, after chunks: nobody asks for one
         key = name.decode("latin-1").lower()
         text = value.decode("latin-1")
+        if key == "host" and key in self._headers:
+            raise InvalidInput("this is not HTTP/1.1: it has more than one Host")
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 
     def on_headers_complete(self) -> None:
@@ -198,6 +204,11 @@ class HttpReader:
             return
         limits = self._limits
         method = self._parser.get_method().decode("latin-1")
+        if self._parser.get_http_version() == "1.1" and "host" not in self._headers:
+            raise InvalidInput("this is not HTTP/1.1: it has no Host")  # RFC 9112, 3.2
+        coding = self._headers.get("transfer-encoding", "chunked")
+        if coding.strip().lower() != "chunked":
+            raise Unsupported(f"Transfer-Encoding {shown(coding)} cannot be read; there is chunked")
         path, _, query = _in_origin_form(self._url.decode("latin-1")).partition("?")
         self._head = Head(method, path, query, self._headers)
         length = self._headers.get("content-length", "").strip().lstrip("0")

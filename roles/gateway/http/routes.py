@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,21 +12,18 @@ from fabric.errors import (
     FabricError,
     InvalidInput,
     NoReplica,
-    PeerLost,
-    RequestError,
     error_text,
     nothing_ready,
 )
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
 from roles.gateway.http.connection import Answer, Cancellable, failed
+from roles.gateway.http.inference import HttpInference
 from roles.gateway.http.messages import Head, Reply, Request
-from roles.gateway.http.predict import read_predict, write_predict
-from roles.gateway.http.protocol_v2 import LENGTH_HEADER, read_infer, read_json, write_infer, write_json
-from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
-from roles.gateway.repository import Repository
-from roles.gateway.service import Outcome, Service
-from roles.gateway.timing import server_timing
+from roles.gateway.http.protocol_v2 import read_json, write_json
+from roles.gateway.inference import check_version
+from roles.gateway.repository import Repository, load, unload
+from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
 from roles.runtime.process import log
@@ -152,52 +148,18 @@ class Routes:
         """Answer one request."""
         route = route_of(request.head)
         if route.name in ("infer", "predict"):
-            try:
-                return self._ask(route, request, answer)
-            except (RequestError, FabricError) as error:
-                refused = error
-            if self._service.model(route.model) is not None:
-                answer(_traced(request, failed(failure_of(refused))))
-                return None
-            task = asyncio.ensure_future(self._refuse(route, refused))
-            task.add_done_callback(lambda done: _tell(done, lambda reply: answer(_traced(request, reply))))
-            return task
+            inference = HttpInference(
+                self._service,
+                route.model,
+                request,
+                lambda reply: answer(_traced(request, reply)),
+                is_plain=route.name == "predict",
+            )
+            inference.start()
+            return inference
         task = asyncio.ensure_future(self._documents[route.name](route, request))
         task.add_done_callback(lambda done: _tell(done, answer))
         return task
-
-    # ------------------------------------------------------------ inferences
-
-    def _ask(self, route: Route, request: Request, answer: Answer) -> Cancellable:
-        head, service = request.head, self._service
-        info = service.model(route.model)
-        if route.name == "infer":
-            inference = read_infer(route.model, request.body, head.headers.get(LENGTH_HEADER))
-            rows = rows_of(info, inference.inputs)
-            if info is not None and info.outputs:
-                check_outputs(inference, [one.name for one in info.outputs])
-        else:
-            content_type = head.headers.get("content-type", "")
-            inference, rows = read_predict(route.model, request.body, content_type, head.query, info)
-
-        def on_end(outcome: Outcome) -> None:
-            try:
-                reply = _inferred(route, inference, rows, outcome)
-            except RequestError as error:
-                reply = failed(failure_of(error))
-            except Exception as error:  # noqa: BLE001  what a model gives out must not end everybody's gateway
-                log.exception("answer_failed model=%r", inference.model[:200])
-                reply = failed(failure_of(error))
-            answer(_traced(request, reply))
-
-        budget_ms = service.budget_left_ms(inference, request.began_at_ms)
-        return service.submit(inference, rows, budget_ms, on_end)
-
-    async def _refuse(self, route: Route, refused: Exception) -> Any:
-        """Of a model that there is not, that is said, whatever else is wrong."""
-        with contextlib.suppress(PeerLost):  # then nobody knows
-            await self._service.model_now(route.model)
-        raise refused
 
     # ------------------------------------------------------------ documents
 
@@ -252,7 +214,7 @@ class Routes:
         parameters = _asked(request).get("parameters", {})
         if not isinstance(parameters, dict):
             raise InvalidInput("parameters must be an object")
-        await self._repository.load(route.model, await self._service.models(), parameters)
+        await load(self._service, self._repository, route.model, parameters)
 
     async def _metrics(self, route: Route, request: Request) -> Any:
         del route
@@ -261,7 +223,7 @@ class Routes:
 
     async def _unload(self, route: Route, request: Request) -> Any:
         _asked(request)
-        await self._repository.unload(route.model, await self._service.models())
+        await unload(self._service, self._repository, route.model)
 
 
 def _asked(request: Request) -> dict[str, Any]:
@@ -289,20 +251,6 @@ def _tell(done: asyncio.Future[Any], answer: Answer) -> None:
             answer(reply)
         case document:
             answer(Reply(200, (write_json(document),)))
-
-
-def _inferred(route: Route, inference: Inference, rows: Rows, outcome: Outcome) -> Reply:
-    if isinstance(outcome, Failure):
-        return failed(outcome)
-    headers = [("Server-Timing", server_timing([result.ledger for result in outcome.results]))]
-    if route.name == "predict":
-        document = write_predict(inference, outcome.results, is_stacked=rows.is_stacked)
-        return Reply(200, (write_json(document),), headers=headers)
-    outputs = outputs_of([result.outputs for result in outcome.results], is_stacked=rows.is_stacked)
-    body, content_type, json_size = write_infer(inference, outputs)
-    if json_size is not None:
-        headers.append(("Inference-Header-Content-Length", str(json_size)))
-    return Reply(200, body, content_type, headers)
 
 
 def _traced(request: Request, reply: Reply) -> Reply:

@@ -21,7 +21,6 @@ METADATA_BYTES_MAX: Final = 16 << 10  # as much as the head of an HTTP request m
 _HEAD_ROOM_BYTES: Final = 1 << 20  # of a message, beside its tensors
 _KEEPALIVE_MS: Final = 60_000
 _KEEPALIVE_LIMIT_MS: Final = 20_000
-_DRAIN_S: Final = 5.0
 
 
 _DECODING: Final = "grpc._cython.cygrpc"
@@ -107,9 +106,15 @@ class RpcServer:
         await self._server.start()
         return f"{config.grpc.rpartition(':')[0]}:{port}"
 
-    def drain(self) -> None:
-        """Take no new calls, and let those that are there end."""
-        self._stopping = asyncio.ensure_future(self._server.stop(_DRAIN_S))
+    def drain(self, limit_s: float) -> None:
+        """Take no new calls, and let those that are there end by then."""
+        self._stopping = asyncio.ensure_future(self._server.stop(limit_s))
+        self._service.drain()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all calls have ended, answers that were on their way included."""
+        return self._stopping is not None and self._stopping.done()
 
     async def close(self) -> None:
         """End at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -11,13 +12,16 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError, error_text
+from fabric.errors import FabricError, InvalidInput, Overloaded, RequestError
 from fabric.ids import ModelId
+from fabric.messages import ModelInfo
 from roles.gateway import descriptions
-from roles.gateway.failures import Failure, TooSlow, failure_of
+from roles.gateway.failures import GONE, Failure, TooSlow, failure_of
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
-from roles.gateway.repository import Repository
+from roles.gateway.repository import Repository, load, unload
+from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call
+from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import (
     SERVICE,
     ModelStreamInferResponse,
@@ -25,21 +29,18 @@ from roles.gateway.rpc.messages import (
     methods,
 )
 from roles.gateway.rpc.size_check import check_size
+from roles.gateway.rpc.stream import InferStream
 from roles.gateway.rpc.translation import plain_parameters, read_infer, write_infer
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
-from roles.runtime.process import log
 
-STREAM_MAX: Final = 64
-"""Inferences that one stream has under way, or whose answers its client has not taken; the next one is read when one is sent."""
 IDLE_MS: Final = 300_000.0
 """A connection without calls ends after that."""
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP; their messages have nothing in them, and are not waited for."""
 
-Metadata = list[tuple[str, str]]
 Answering = Callable[[Any, Any], Awaitable[tuple[Any, Metadata]]]
 """With a message (of those of `_OPEN` None) and gRPC's context: the response, and what goes into the trailing metadata."""
 
@@ -70,6 +71,8 @@ class RpcService:
         """Since the start."""
         self.under_way = 0
         """Calls that have room now, at most `calls_max`; a stream is one."""
+        self._streams: set[InferStream] = set()
+        self._is_draining = False
         self._documents: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -101,6 +104,12 @@ class RpcService:
             # Of a unary one grpc.aio reads the whole message, for however long it takes, before we hear of the call.
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(call, reads, writes)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def drain(self) -> None:
+        """Let streams end on which nothing is under way, and the others when their answers are sent."""
+        self._is_draining = True
+        for stream in list(self._streams):
+            stream.drain()
 
     def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
         """Of a message that there is no room for, or that is none, nothing is kept."""
@@ -140,9 +149,11 @@ class RpcService:
             self._admit(context, metadata)
             response, trailing = await answering(await self._message(context), context)
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told by a code
-            return await _abort(context, _failure_of(error), _trace(metadata))
-        context.set_trailing_metadata([*trailing, *_trace(metadata)])
-        return response
+            failure = failure_of_call(error)
+        else:
+            context.set_trailing_metadata([*trailing, *_trace(metadata)])
+            return response
+        return await abort(context, failure, _trace(metadata))
 
     async def _health(self, answering: Answering, _: Any, context: Any) -> Any:
         """Of a gateway that has no more room too."""
@@ -164,91 +175,93 @@ class RpcService:
 
     async def _infer(self, held: Held, context: Any) -> tuple[Any, Metadata]:
         began_at_ms = self._service.clock.now_ms()
-        response, timing = await self._inferred(held.message, began_at_ms, context.time_remaining())
+        response, timing = await self._inferred(held, began_at_ms, context)
         return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
         """Every request is answered when it is done, in whatever order that is; its `id` says which it was."""
         metadata = self._metadata(context)
+        refused: Failure | None = None
         try:
             self._admit(context, metadata)
         except FabricError as error:
-            await _abort(context, failure_of(error), [])
-        answers: asyncio.Queue[Any] = asyncio.Queue()
-        room = asyncio.Semaphore(STREAM_MAX)
-        working: set[asyncio.Task[None]] = set()
-        clock, call_later = self._service.clock, asyncio.get_running_loop().call_later
-        moved_at_ms, limit_ms = clock.now_ms(), self._silent_ms_max
-        looking: asyncio.TimerHandle
+            refused = failure_of(error)
+        if refused is not None:
+            await abort(context, refused, [])
 
-        async def work(held: Held) -> None:
-            try:
-                self._check_token(metadata)  # which may have been revoked since the last one
-                response, _ = await self._inferred(held.message, self._service.clock.now_ms(), None)
-                answer = ModelStreamInferResponse(infer_response=response)
-            except Exception as error:  # noqa: BLE001  every request is answered
-                answer = _told(held, _failure_of(error))
-            answers.put_nowait(answer)
+        async def answered(held: Held, read_at_ms: float) -> Any:
+            self._check_token(metadata)  # which may have been revoked since the last one
+            response, _ = await self._inferred(held, read_at_ms, context)
+            return ModelStreamInferResponse(infer_response=response)
 
-        async def read() -> None:
-            nonlocal moved_at_ms
-            async for held in requests:
-                moved_at_ms = clock.now_ms()
-                await room.acquire()
-                task = asyncio.ensure_future(work(held))
-                del held  # a stream that waits for its next request holds none
-                working.add(task)
-                task.add_done_callback(working.discard)
-            await asyncio.gather(*working)
-
-        def over(done: asyncio.Task[None]) -> None:
-            if not done.cancelled():
-                done.exception()  # looked at, also where nobody reads the stream to its end
-            answers.put_nowait(None)
-
-        def look() -> None:
-            nonlocal looking
-            is_used = working or not answers.empty()
-            left_ms = limit_ms if is_used else moved_at_ms + limit_ms - clock.now_ms()
-            if left_ms > 0:
-                looking = call_later(left_ms / 1e3, look)
-            else:
-                reading.cancel()
-
-        reading = asyncio.ensure_future(read())
-        reading.add_done_callback(over)
-        looking = call_later(limit_ms / 1e3, look)
+        stream = InferStream(requests, answered, self._service.clock, self._silent_ms_max)
+        self._streams.add(stream)
+        if self._is_draining:
+            stream.drain()
         try:
-            while (answer := await answers.get()) is not None:
-                yield answer
-                moved_at_ms = clock.now_ms()
-                room.release()  # not before it is sent: who does not read is not read from
-            if reading.cancelled():
-                silent = TooSlow(
-                    f"nothing was asked on this stream for {limit_ms / 1e3:g} s: open another one"
-                )
-                await _abort(context, failure_of(silent), [])
-            await reading
+            async with aclosing(stream.answers()) as answers:
+                async for answer in answers:
+                    yield answer
         finally:
-            looking.cancel()
-            for task in (reading, *working):
-                task.cancel()
+            self._streams.discard(stream)
+        if stream.failure is not None:
+            await abort(context, stream.failure, [])
 
-    async def _inferred(self, request: Any, began_at_ms: float, left_s: float | None) -> tuple[Any, str]:
-        """The response, and where the time went. Raises FabricError, _Failed."""
+    async def _inferred(self, held: Held, began_at_ms: float, context: Any) -> tuple[Any, str]:
+        """The response, and where the time went; counted. Raises Failed."""
         self.calls += 1
+        service, model, asked_at_ms = self._service, "", self._service.clock.now_ms()
+        try:
+            request = held.message
+            model = request.model_name
+            inference, rows, answered = await self._answered(request, began_at_ms, context)
+            outputs = outputs_of([one.outputs for one in answered.results], is_stacked=rows.is_stacked)
+            response = write_infer(inference, outputs)
+        except asyncio.CancelledError:
+            service.count(model, asked_at_ms, GONE)
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, it is counted and told
+            failure = failure_of_call(error)
+        else:
+            ledgers = [one.ledger for one in answered.results]
+            service.count(model, asked_at_ms, ledgers)
+            return response, server_timing(ledgers)
+        service.count(model, asked_at_ms, failure)
+        raise Failed(failure)
+
+    async def _answered(
+        self, request: Any, began_at_ms: float, context: Any
+    ) -> tuple[Inference, Rows, Answered]:
+        """Asked once more where the model has become another one since the gateway heard of it. Raises FabricError, Failed."""
+        info = self._service.model(request.model_name)
+        is_frontends = False
+        try:
+            return await self._answered_by(info, request, began_at_ms, context)
+        except Failed as error:
+            failure, is_frontends = error.failure, True
+        except FabricError as error:
+            failure = failure_of(error)
+        if info is not None and not self._service.goes_by_shapes(failure):
+            raise Failed(failure)
+        found = await self._service.changed(request.model_name, info, failure, is_frontends=is_frontends)
+        if found is None:
+            raise Failed(failure)
+        return await self._answered_by(found, request, began_at_ms, context)
+
+    async def _answered_by(
+        self, info: ModelInfo | None, request: Any, began_at_ms: float, context: Any
+    ) -> tuple[Inference, Rows, Answered]:
         inference = read_infer(request)
-        info = self._service.model(inference.model)
         rows = rows_of(info, inference.inputs)
         if info is not None and info.outputs:
             check_outputs(inference, [one.name for one in info.outputs])
-        answered = await self._asked(inference, rows, self._budget_ms(inference, began_at_ms, left_s))
-        outputs = outputs_of([result.outputs for result in answered.results], is_stacked=rows.is_stacked)
-        return write_infer(inference, outputs), server_timing([result.ledger for result in answered.results])
+        budget_ms = self._budget_ms(inference, began_at_ms, context)
+        return inference, rows, await self._asked(inference, rows, budget_ms)
 
-    def _budget_ms(self, inference: Inference, began_at_ms: float, left_s: float | None) -> float | None:
+    def _budget_ms(self, inference: Inference, began_at_ms: float, context: Any) -> float | None:
         """A call's own deadline says when nobody waits any more: it may be tighter than the SLO, never looser."""
         budget_ms = self._service.budget_left_ms(inference, began_at_ms)
+        left_s: float | None = context.time_remaining()
         if left_s is None:
             return budget_ms
         left_ms = max(0.0, left_s * 1e3)
@@ -268,7 +281,7 @@ class RpcService:
             asking.cancel()
             raise
         if isinstance(outcome, Failure):
-            raise _Failed(outcome)
+            raise Failed(outcome)
         return outcome
 
     # ------------------------------------------------------------ documents
@@ -323,10 +336,10 @@ class RpcService:
 
     async def _load(self, request: Any) -> Any:
         parameters = plain_parameters(request.parameters)
-        await self._repository.load(request.model_name, await self._service.models(), parameters)
+        await load(self._service, self._repository, request.model_name, parameters)
 
     async def _unload(self, request: Any) -> Any:
-        await self._repository.unload(request.model_name, await self._service.models())
+        await unload(self._service, self._repository, request.model_name)
 
     # ------------------------------------------------------------ metadata
 
@@ -337,60 +350,6 @@ class RpcService:
         self._tokens.check(metadata.get("authorization"))
 
 
-class Held:
-    """A message, or why there is none, and the bytes that it has of the budget for as long as anybody holds it."""
-
-    __slots__ = ("_budget", "_message", "_size")
-
-    def __init__(self, message: Any, size: int, budget: BodyBudget) -> None:
-        self._message = message
-        self._size = size
-        self._budget = budget
-
-    @property
-    def message(self) -> Any:
-        """Raises Overloaded where there was no room for it, InvalidInput where it could not be read."""
-        if isinstance(self._message, RequestError):
-            raise self._message
-        return self._message
-
-    @property
-    def request_id(self) -> str:
-        """As the client wrote it, where that could be read."""
-        return "" if isinstance(self._message, RequestError) else str(self._message.id)
-
-    def __del__(self) -> None:
-        self._budget.give_back(self._size)
-
-
-class _Failed(Exception):
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
-
-
-def _failure_of(error: Exception) -> Failure:
-    if isinstance(error, _Failed):
-        return error.failure
-    if not isinstance(error, FabricError):
-        log.error("call_failed error=%r", error_text(error), exc_info=error)
-    return failure_of(error)
-
-
 def _trace(metadata: dict[str, str]) -> Metadata:
     traceparent = traceparent_of(metadata.get("traceparent"))
     return [] if traceparent is None else [("traceparent", traceparent)]
-
-
-async def _abort(context: Any, failure: Failure, more: Metadata) -> Any:
-    trailing = [("tenuto-code", failure.code), *more]
-    if failure.retry_after_ms is not None:
-        # gRPC's own clients wait so long before they try again (gRFC A6).
-        trailing.append(("grpc-retry-pushback-ms", str(round(failure.retry_after_ms))))
-    await context.abort(getattr(grpc.StatusCode, failure.grpc_status), failure.reason, tuple(trailing))
-
-
-def _told(held: Held, failure: Failure) -> Any:
-    answer = ModelStreamInferResponse(error_message=f"{failure.code}: {failure.reason}")
-    answer.infer_response.id = held.request_id
-    return answer

@@ -283,7 +283,7 @@ GATEWAY_REQUESTS = _counter(
 GATEWAY_SECONDS = _counter(
     "gateway_request_seconds",
     "model",
-    "What inferences with outputs took here, from the moment that they were asked of a frontend to the answer.",
+    "What inferences with outputs took here, from the moment that their requests were whole to the answer.",
     "gateway",
 )
 GATEWAY_FAILURES = _counter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -94,7 +95,7 @@ class Stand:
 
 
 def get(path: str, head: str = "", method: str = "GET") -> bytes:
-    return f"{method} /{path} HTTP/1.1\r\n{head}\r\n".encode()
+    return f"{method} /{path} HTTP/1.1\r\nHost: a\r\n{head}\r\n".encode()
 
 
 def statuses(wire: Wire) -> list[bytes]:
@@ -103,7 +104,9 @@ def statuses(wire: Wire) -> list[bytes]:
 
 @pytest.mark.parametrize("between", [b"", get("between")], ids=["half a request", "a whole one and a half"])
 @pytest.mark.parametrize("first", ["later", "now"])
-@pytest.mark.parametrize("part", [get("last")[:8], b"POST /last HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc"])
+@pytest.mark.parametrize(
+    "part", [get("last")[:8], b"POST /last HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc"]
+)
 def test_what_waits_behind_an_answer_that_is_not_out_yet_is_not_too_slow(
     first: str, between: bytes, part: bytes
 ) -> None:
@@ -328,3 +331,41 @@ def test_who_sends_on_and_on_and_reads_nothing_is_bounded_and_ended(path: str) -
     assert len(connection._waiting) == LIMITS.pipelined_max + 1
     stand.wait((LIMITS.answer_ms + LARGE / LIMITS.bytes_per_s_min * 1e3) / 1e3 + 1)
     assert wire.is_closed
+
+
+def test_empty_lines_keep_a_connection_neither_longer_nor_shorter_than_an_idle_one() -> None:
+    stand = Stand()
+    connection, wire = stand.connected()
+    connection.data_received(get("small"))
+    for _ in range(7):
+        stand.wait(10)
+        connection.data_received(b"\r\n")
+        assert not wire.is_closed
+    stand.wait(6)
+    assert wire.is_closed
+    assert statuses(wire) == [b"200"]
+
+
+def lost(*wires: Wire) -> None:
+    """As the loop says it of a transport that is closed."""
+    for wire in wires:
+        assert wire.connection is not None
+        wire.connection.connection_lost(None)
+
+
+def test_clients_that_are_refused_and_do_not_go_keep_nobody_out_and_are_bounded() -> None:
+    stand = Stand()
+    stand.server.limits = replace(LIMITS, connections_max=4)
+    served = [stand.connected()[1] for _ in range(4)]
+    refused = [stand.connected()[1] for _ in range(6)]
+    assert [statuses(wire) for wire in refused] == [[b"503"]] * 6
+    assert [wire.is_closed for wire in refused] == [False] * 4 + [True] * 2, "no more linger than are served"
+    lost(*refused[4:], *served)
+    for _ in range(4):
+        connection, wire = stand.connected()
+        connection.data_received(get("small"))
+        assert statuses(wire) == [b"200"]
+    stand.wait(2)
+    assert all(wire.is_closed for wire in refused)
+    lost(*refused[:4])
+    assert (stand.server.served, stand.server.lingering) == (4, 0)

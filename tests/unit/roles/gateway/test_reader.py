@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fabric.errors import RequestError
 from roles.gateway.failures import NotFound
+from roles.gateway.http.compression import chosen
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.http.messages import Head, Request
 from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, Refused
@@ -37,7 +39,7 @@ def post(body: bytes = b"", *fields: str, path: str = "/a") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def refusal(events: list[ReaderEvent] | tuple[ReaderEvent, ...]) -> RequestError:
+def refusal(events: Sequence[ReaderEvent]) -> RequestError:
     (event,) = events
     assert isinstance(event, Refused)
     return event.error
@@ -71,7 +73,7 @@ def test_however_the_bytes_come_the_requests_are_the_same(
             return post(body, *offered)
         chunks = [body[at : at + 7] for at in range(0, len(body), 7)]
         frames = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-        head = "\r\n".join(("POST /a HTTP/1.1", "Transfer-Encoding: chunked", *offered)).encode()
+        head = "\r\n".join(("POST /a HTTP/1.1", "Host: a", "Transfer-Encoding: chunked", *offered)).encode()
         return head + b"\r\n\r\n" + frames + b"0\r\nx-last: 1\r\n\r\n"
 
     data = b"".join(written(body) for body in bodies)
@@ -101,7 +103,7 @@ def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(
     assert len(refusals) <= 1
     if refusals:
         assert events[-1] is refusals[0]
-        assert list(one.feed(b"GET / HTTP/1.1\r\n\r\n", 99.0)) == []
+        assert list(one.feed(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 99.0)) == []
     for event in events:
         if isinstance(event, Request):
             budget.give_back(len(event.body))
@@ -116,20 +118,30 @@ def test_any_bytes_are_read_or_refused_once_and_nothing_is_kept(
         (b"GET / HTTP/3.7\r\n\r\n", "InvalidInput"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "InvalidInput"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "InvalidInput"),
-        (b"POST /a HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", "InvalidInput"),
-        (b"POST /a HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "InvalidInput"),
-        (b"POST /a HTTP/1.1\r\nContent-Length: -5\r\n\r\n", "InvalidInput"),
-        (b"POST /a HTTP/1.1\r\nContent-Length: 5001\r\n\r\n", "TooLarge"),
-        (b"POST /a HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", "InvalidInput"),
-        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "InvalidInput"),
-        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" + bytes(5_001), "TooLarge"),
         (
-            b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"x: yyyyyyyy\r\n" * 200,
+            b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "InvalidInput",
+        ),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5001\r\n\r\n", "TooLarge"),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n", "InvalidInput"),
+        (b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "InvalidInput"),
+        (
+            b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" + bytes(5_001),
+            "TooLarge",
+        ),
+        (
+            b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+            + b"x: yyyyyyyy\r\n" * 200,
             "HeaderTooLarge",
         ),
         (b"GET /" + b"a" * 1_100, "HeaderTooLarge"),
-        (b"GET / HTTP/1.1\r\nX: " + b"a" * 1_100, "HeaderTooLarge"),
-        (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % at for at in range(23)), "HeaderTooLarge"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 1_100, "HeaderTooLarge"),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"x%d: y\r\n" % at for at in range(23)),
+            "HeaderTooLarge",
+        ),
         (post(b"hello", path="/nix"), "NotFound"),
         (post(b"hello", "Content-Encoding: br"), "Unsupported"),
         (post(b"hello", "Content-Encoding: gzip"), "InvalidInput"),
@@ -171,7 +183,7 @@ def test_any_length_is_read_as_the_number_it_is_or_refused(zeros: int, number: i
     """However many digits it has: Python's `int` refuses to read thousands of them."""
     written = b"0" * zeros + (b"%d" % number if number < 10**4_000 else b"1" * 4_500)
     limits = replace(LIMITS, head_bytes_max=20_000)
-    head = b"POST /a HTTP/1.1\r\nContent-Length: %s\r\n\r\n" % written
+    head = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: %s\r\n\r\n" % written
     found = list(reader(limits).feed(head + bytes(min(number, 5_000)), 0.0))
     if number <= limits.body_bytes_max:
         (request,) = found
@@ -183,7 +195,7 @@ def test_any_length_is_read_as_the_number_it_is_or_refused(zeros: int, number: i
 
 
 @pytest.mark.parametrize("raised", [ValueError, RecursionError, AssertionError, MemoryError])
-@pytest.mark.parametrize("data", [b"GET /a HTTP/1.1\r\n\r\n", post(b"hello")])
+@pytest.mark.parametrize("data", [b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n", post(b"hello")])
 def test_whatever_reading_raises_is_refused_as_wrong_input(data: bytes, raised: type[BaseException]) -> None:
     def broken(head: Head) -> None:
         raise raised
@@ -199,7 +211,7 @@ def test_whatever_reading_raises_is_refused_as_wrong_input(data: bytes, raised: 
 
 def test_a_wrong_path_without_a_body_does_not_end_the_connection() -> None:
     one = reader()
-    found = one.feed(b"GET /nix HTTP/1.1\r\n\r\n" + post(b"x"), 0.0)
+    found = one.feed(b"GET /nix HTTP/1.1\r\nHost: a\r\n\r\n" + post(b"x"), 0.0)
     assert isinstance(found[0], Refused)
     assert not found[0].is_last
     assert isinstance(found[1], Request)
@@ -253,7 +265,7 @@ def test_a_client_that_offers_another_protocol_is_told_once_to_send_its_body() -
 
 def test_many_offers_in_one_piece_take_no_longer_than_their_bytes() -> None:
     """Each of them is read by a parser of its own: what follows is not copied for that."""
-    data = b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n" * 4_000
+    data = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n" * 4_000
     tracemalloc.start()
     try:
         assert len(reader().feed(data, 0.0)) == 4_000
@@ -296,7 +308,7 @@ def test_the_time_in_which_an_answer_was_awaited_is_not_the_clients() -> None:
     one.feed(b"GET /a", 1_000.0)
     one.held_up(2_000.0, 32_000.0)
     assert list(one.tick(40_999.0)) == []
-    found = one.feed(b" HTTP/1.1\r\n\r\n", 40_999.0)
+    found = one.feed(b" HTTP/1.1\r\nHost: a\r\n\r\n", 40_999.0)
     assert isinstance(found[0], Request)
     assert found[0].began_at_ms == 1_000.0, "its deadline counts from its first byte all the same"
     one.feed(b"GET", 50_000.0)
@@ -344,7 +356,7 @@ def test_a_body_in_many_small_pieces_takes_no_more_room_than_its_bytes(size: int
     one = reader(limits, budget)
     piece = b"ab" * 700
     frames = b"%x\r\n%s\r\n" % (size, piece[:size]) * (200_000 // (size + 10))
-    one.feed(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 0.0)
+    one.feed(b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 0.0)
     tracemalloc.start()
     try:
         for _ in range(10):
@@ -376,6 +388,90 @@ def test_a_target_may_come_with_scheme_and_host(target: str, path: str, query: s
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_connection_goes_on_only_where_both_sides_take_that_for_granted(version: str) -> None:
-    (request,) = reader().feed(f"GET /a HTTP/{version}\r\nConnection: keep-alive\r\n\r\n".encode(), 0.0)
+    (request,) = reader().feed(
+        f"GET /a HTTP/{version}\r\nHost: a\r\nConnection: keep-alive\r\n\r\n".encode(), 0.0
+    )
     assert isinstance(request, Request)
     assert request.keep_alive == (version == "1.1")
+
+
+@pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n" * 3, b"\r"])
+@pytest.mark.parametrize("is_together", [True, False])
+def test_empty_lines_before_a_request_are_none_of_it(lines: bytes, *, is_together: bool) -> None:
+    """Its time begins with its first byte, and until then nothing is awaited (RFC 9112, 2.2)."""
+    one = reader()
+    if is_together:
+        found = list(one.feed(post(b"x") + lines, 0.0))
+    else:
+        found = [*one.feed(post(b"x"), 0.0), *one.feed(lines, 0.0)]
+    assert len(found) == 1
+    assert one.is_idle
+    assert one.limit_at_ms is None
+    assert not one.tick(1e6)
+    (request,) = one.feed(lines + post(b"y"), 2e6)
+    assert isinstance(request, Request)
+    assert request.began_at_ms == 2e6
+
+
+def test_who_sends_nothing_but_empty_lines_is_too_slow() -> None:
+    one = reader()
+    for at_ms in range(0, 10_000, 1_000):
+        assert not one.feed(b"\r\n", float(at_ms))
+        assert not one.tick(float(at_ms))
+    assert refusal(one.tick(10_000.0)).code == "TooSlow"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_read"),
+    [((), False), (("Host: a",), True), (("Host:",), True), (("Host: a", "host: a"), False)],
+)
+def test_a_request_of_http_1_1_names_one_host(hosts: tuple[str, ...], *, is_read: bool) -> None:
+    """RFC 9112, 3.2; one of HTTP/1.0 may leave it out."""
+    lines = ("GET /a HTTP/1.1", *hosts, "", "")
+    found = reader().feed("\r\n".join(lines).encode(), 0.0)
+    assert isinstance(found[0], Request) == is_read
+    if not is_read:
+        assert refusal(found).code == "InvalidInput"
+    if len(hosts) < 2:
+        (old,) = reader().feed("\r\n".join(lines).replace("1.1", "1.0").encode(), 0.0)
+        assert isinstance(old, Request)
+
+
+@pytest.mark.parametrize(
+    ("coding", "code"),
+    [
+        ("chunked", ""),
+        ("Chunked ", ""),
+        ("gzip, chunked", "Unsupported"),
+        ("identity, chunked", "Unsupported"),
+        ("chunked, chunked", "InvalidInput"),
+        ("xchunked, chunked", "Unsupported"),
+    ],
+)
+def test_a_body_in_another_coding_than_chunks_is_refused(coding: str, code: str) -> None:
+    """It would be taken for what it is not."""
+    head = f"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: {coding}\r\n\r\n"
+    found = reader().feed(head.encode() + b"1\r\nx\r\n0\r\n\r\n", 0.0)
+    if code:
+        assert refusal(found).code == code
+    else:
+        assert isinstance(found[0], Request)
+        assert found[0].body == b"x"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("gzip;q=0", None),
+        ("gzip;q=0.000", None),
+        ("gzip; q=0.", None),
+        ("gzip;\tq = 0.00", None),
+        ("GZIP;Q=0.00, deflate", "deflate"),
+        ("gzip;q=0.001", "gzip"),
+        ("gzip;q=1.000", "gzip"),
+        ("br", None),
+    ],
+)
+def test_an_encoding_of_no_weight_is_not_chosen(accepted: str, encoding: str | None) -> None:
+    assert chosen(accepted, 10_000) == encoding

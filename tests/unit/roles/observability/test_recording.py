@@ -84,3 +84,10 @@ def test_only_the_span_that_is_asked_for_is_told() -> None:
     recording = Recording(10_000.0, 30_000.0)
     recording.note("f", M, answer(bins, 40_000.0), 40_000.0)
     assert recording.counts == {M: 1}
+
+
+def test_models_that_are_served_no_more_are_told() -> None:
+    recording = Recording(0.0, 1e3)
+    for served in (("a", "b"), ("b", "c"), ("a", "b", "c")):
+        recording.served(ModelId(one) for one in served)
+    assert recording.removed == {ModelId("a")}

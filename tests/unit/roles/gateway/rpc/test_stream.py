@@ -16,8 +16,10 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import InvalidInput, Overloaded
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.repository import Repository
+from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import message_class
-from roles.gateway.rpc.service import IDLE_MS, STREAM_MAX, Held, RpcService
+from roles.gateway.rpc.service import IDLE_MS, RpcService
+from roles.gateway.rpc.stream import STREAM_MAX
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
@@ -43,7 +45,7 @@ class NoContext:
     def add_done_callback(self, callback: Any) -> None:
         pass
 
-    def time_remaining(self) -> None:
+    def time_remaining(self) -> float | None:
         return None
 
 
@@ -328,5 +330,113 @@ def test_a_message_may_take_as_long_as_by_http(
             told = [str(error)]
         assert ("TooSlow" if part > 1 else "ModelNotFound") in told[0]
         assert asyncio.get_running_loop().time() <= 1.01 * limit_s
+
+    hasty(run)
+
+
+GONE = r"UNAVAILABLE.*the gateway ends: open another stream.*PeerLost"
+
+
+@pytest.mark.parametrize("before", [0, 1, STREAM_MAX + 1])
+@pytest.mark.parametrize("under_way", [0, 1, STREAM_MAX, STREAM_MAX + 1])
+def test_a_gateway_that_ends_answers_what_a_stream_asked_and_ends_it_then(
+    before: int, under_way: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `under_way` one may have been read, and have waited for room. What comes after that is refused, and told to."""
+    own = service(clock=LoopClock())
+    late = asyncio.Event()
+
+    async def inferred(request: Any, *_: Any) -> Any:
+        await asyncio.sleep(0.0 if request.message.id == "before" else 1.0)
+        raise InvalidInput("it was asked")
+
+    monkeypatch.setattr(own, "_inferred", inferred)
+
+    async def asked() -> AsyncIterator[Held]:
+        for _ in range(before):
+            yield held(model_name="m", id="before")
+        await asyncio.sleep(1.0)
+        for _ in range(under_way):
+            yield held(model_name="m", id="under way")
+        await late.wait()
+        if under_way:
+            yield held(model_name="m", id="late")
+        await asyncio.sleep(IDLE_S)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.5, own.drain)
+        loop.call_later(1.6, late.set)
+        told: dict[str, list[str]] = {"before": [], "under way": [], "late": []}
+
+        async def listen() -> None:
+            async for answer in own._stream(asked(), Context()):
+                told[answer.infer_response.id].append(answer.error_message.partition(":")[0])
+
+        with pytest.raises(AbortedError, match=GONE):
+            await listen()
+        assert told["before"] == ["InvalidInput"] * before
+        assert told["under way"] == ["InvalidInput"] * under_way
+        assert told["late"] == ["PeerLost"] * (under_way > 0)
+        assert loop.time() < 4
+
+    hasty(run)
+
+
+@pytest.mark.parametrize("drains_after_s", [0.0, 0.5, 1.5])
+def test_a_stream_whose_client_has_ended_it_ends_well_though_the_gateway_ends(
+    drains_after_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = service(clock=LoopClock())
+
+    async def inferred(*_: Any) -> Any:
+        await asyncio.sleep(1.0)
+        raise InvalidInput("it was asked")
+
+    monkeypatch.setattr(own, "_inferred", inferred)
+
+    async def asked() -> AsyncIterator[Held]:
+        yield held(model_name="m", id="1")
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(drains_after_s, own.drain)
+        assert len([answer async for answer in own._stream(asked(), Context())]) == 1
+
+    hasty(run)
+
+
+@pytest.mark.parametrize("left_s", [None, 5.0, 60.0])
+def test_what_a_stream_asks_has_the_time_since_it_was_read_and_no_longer_than_the_call(
+    left_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for room until others are answered too."""
+
+    class Limited(Context):
+        def time_remaining(self) -> float | None:
+            return None if left_s is None else left_s - asyncio.get_running_loop().time()
+
+    own = service(clock=LoopClock())
+    budgets: list[float] = []
+
+    async def answered(inference: Any, rows: Any, budget_ms: float) -> Any:
+        del inference, rows
+        budgets.append(budget_ms)
+        await asyncio.sleep(2.0)
+        raise InvalidInput("it was asked")
+
+    monkeypatch.setattr(own, "_asked", answered)
+
+    async def asked() -> AsyncIterator[Held]:
+        for _ in range(STREAM_MAX + 1):
+            request = Asked(model_name="m")
+            request.parameters["deadline_ms"].double_param = 10_000
+            yield RpcService._read(own, Asked.FromString, request.SerializeToString())
+
+    async def run() -> None:
+        async for _ in own._stream(asked(), Limited()):
+            pass
+        first_ms = min(10_000.0, 1e3 * (left_s or 60.0))
+        assert budgets[:-1] == pytest.approx([first_ms] * STREAM_MAX)
+        assert budgets[-1] == pytest.approx(first_ms - 2_000)
 
     hasty(run)

@@ -19,7 +19,7 @@ from roles.gateway.rpc.service import RpcService
 from roles.gateway.rpc.size_check import CONTENTS_MAX, TENSOR_FIELDS_MAX, check_size
 from roles.gateway.rpc.translation import read_infer
 from roles.gateway.tensors import FILES_MAX
-from tests.unit.roles.gateway.test_rpc_stream import service
+from tests.unit.roles.gateway.rpc.test_stream import service
 
 Asked = message_class("ModelInferRequest")
 

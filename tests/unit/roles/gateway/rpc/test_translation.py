@@ -20,7 +20,7 @@ from roles.gateway.rpc.translation import read_infer, write_infer
 from roles.gateway.tensors import datatype_of
 from tests.strategies import tensors
 
-PROTO = Path(__file__).parents[4] / "roles/gateway/rpc/open_inference.proto"
+PROTO = Path(__file__).parents[5] / "roles/gateway/rpc/open_inference.proto"
 Ours = message_class("ModelInferRequest")
 
 
