@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from operator import add
 from typing import Annotated, Any, Final
 
 from fabric.messages import (
@@ -175,6 +176,8 @@ def _rule(owner: type, name: str, hint: Any, value: str) -> str:
         return ""
     if hint is str:
         return _text_rule(owner, name, value)
+    if hint is int and name == "first_seq":  # what is left of a run that was cut is a run too
+        return f"0 <= {value} <= {INTEGER_MAX} - m.count"
     if hint is int:
         low, high = _integer_bounds(owner, name)
         return f"{low} <= {value} <= {high}"
@@ -239,11 +242,11 @@ def _are_runs(runs: tuple[SeqRun, ...]) -> bool:
     """Column by column: there may be thousands of them, and a call for each would hold up the loop."""
     if len(runs) == 1:  # mostly
         run = runs[0]
-        return 0 <= run.first_seq <= INTEGER_MAX and 1 <= run.count <= RUN_REQUESTS_MAX
+        return 0 <= run.first_seq <= INTEGER_MAX - run.count and 1 <= run.count <= RUN_REQUESTS_MAX
     firsts, counts = [run.first_seq for run in runs], [run.count for run in runs]
     return (
         min(firsts) >= 0
-        and max(firsts) <= INTEGER_MAX
+        and max(map(add, firsts, counts)) <= INTEGER_MAX
         and min(counts) >= 1
         and max(counts) <= RUN_REQUESTS_MAX
         and sum(counts) <= TOLD_REQUESTS_MAX

@@ -18,7 +18,7 @@ from fabric.limits import (
     float_bounds,
 )
 from fabric.link import NamedTensor
-from fabric.messages import AnyMessage, Ledger
+from fabric.messages import RUN_REQUESTS_MAX, AnyMessage, Ledger
 from fabric.tensors import DTYPES
 
 names = st.text(max_size=NAME_CHARS_MAX)
@@ -58,7 +58,8 @@ def _values(owner: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
         choices = CHOICES.get((owner, name))
         return names if choices is None else st.sampled_from(choices)
     if hint is int:
-        return st.integers(*INTEGER_BOUNDS.get(name, (0, INTEGER_MAX)))
+        low, high = INTEGER_BOUNDS.get(name, (0, INTEGER_MAX))
+        return st.integers(low, high - RUN_REQUESTS_MAX if name == "first_seq" else high)  # with any count
     if hint is float:
         return _floats(owner, name)
     if origin is tuple and inner[-1] is not ...:

@@ -157,6 +157,25 @@ def test_a_model_that_leaves_its_shard_can_be_told_of_and_no_term_is_lower() -> 
             codec.encode(envelope(message))
 
 
+@pytest.mark.parametrize("count", [1, 3, 65_536])
+def test_of_a_run_no_request_has_a_number_that_cannot_be_told(count: int) -> None:
+    """A scheduler cuts runs, and tells of what is left."""
+    last = INTEGER_MAX - count
+    for first_seq in (last, last + 1):
+        run, other = SeqRun(first_seq, count), SeqRun(0, 1)
+        arrivals = raw([*changed(2, first_seq)[:3], count, *changed(2, first_seq)[4:]])
+        said = [
+            arrivals,
+            *(raw([13, "m", [[r.first_seq, r.count] for r in runs]]) for runs in ([run], [other, run])),
+        ]
+        for one in said:
+            if first_seq == last:
+                codec.decode(one)
+            else:
+                with pytest.raises(RemoteProtocolError, match=r"first_seq|runs"):
+                    codec.decode(one)
+
+
 def test_the_error_names_the_field() -> None:
     with pytest.raises(RemoteProtocolError, match=r"Arrivals\.budget_ms is out of bounds: -1\.0"):
         codec.decode(raw(changed(4, -1.0)))
@@ -223,7 +242,7 @@ def test_the_largest_batch_of_as_many_frontends_as_there_may_be_can_be_sent() ->
     parts = tuple(
         Part(
             FrontendId(f"{number:0{FRONTEND_NAME_BYTES_MAX}}"),
-            tuple(SeqRun(INTEGER_MAX - number * each - place, 1) for place in range(each)),
+            tuple(SeqRun(INTEGER_MAX - 1 - number * each - place, 1) for place in range(each)),
         )
         for number in range(PARTS_MAX)
     )
