@@ -92,7 +92,8 @@ class _Task:
     before: Desired
     slo_before_ms: float
     rates: Mapping[ModelId, PlannedRate]
-    unplaced_before: frozenset[ModelId]
+    rates_before: Mapping[ModelId, PlannedRate]
+    unplaced_before: tuple[UnplacedInfo, ...]
 
 
 class SettledPlan(NamedTuple):
@@ -405,7 +406,8 @@ class Controller:
             self._desired,
             self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
             target,
-            frozenset(_models_of(self._made.unplaced)),
+            self._rates.planned,
+            self._made.unplaced,
         )
         self._asked_number += 1
         self._is_planning = True
@@ -566,21 +568,26 @@ class Controller:
             self._again_after_ms = min(AGAIN_MS_MAX, 2 * self._again_after_ms)
 
     def _undo(self, task: _Task, now_ms: float) -> None:
+        """What an operator wanted is wanted no more, nor planned for. Of what was added stays what is hosted all the same."""
         change = task.change
-        if self._desired is not task.desired:
-            return  # nothing was begun
+        if self._desired is not task.desired or not isinstance(change, ModelsAdd | ModelSet | DrainAsked):
+            return  # nothing was begun, or it is to be so in any case
+        stay: set[ModelId] = set()
         if isinstance(change, ModelsAdd):
             hosted = {
                 model.model_id for record in self._fleet.slices.values() for model in record.spec.models
             }
-            gone = sorted(_names_in(change) - hosted - set(_models_of(self._made.unplaced)))
+            stay = _names_in(change) & hosted
+            gone = sorted(_names_in(change) - hosted)
             self._actuator.remove_models(gone, now_ms)
             self._desired = self._desired.without(gone)
-        elif isinstance(change, ModelSet):
+        else:
             self._desired = task.before
-            self._actuator.put_slo(change.model_id, task.slo_before_ms, now_ms)
-        elif isinstance(change, DrainAsked):
-            self._desired = task.before
+            if isinstance(change, ModelSet):
+                self._actuator.put_slo(change.model_id, task.slo_before_ms, now_ms)
+        self._rates.go_back(task.rates_before, stay)
+        left = (one for one in self._made.unplaced if one.model_id in stay)
+        self._made = replace(self._made, unplaced=(*task.unplaced_before, *left))
 
 
 def _models_of(unplaced: Iterable[UnplacedInfo]) -> Iterator[ModelId]:
@@ -602,7 +609,7 @@ def _answered(task: _Task, made: PlanMade, moves: Sequence[MoveInfo]) -> Changed
     """What a plan and its moves come to."""
     unplaced = {*_models_of(made.unplaced)}
     named = set() if task.change is None else _names_in(task.change)
-    fresh = unplaced - task.unplaced_before | unplaced & named
+    fresh = unplaced.difference(_models_of(task.unplaced_before)) | unplaced & named
     return Changed(
         0 if task.change is None else task.change.request_no,
         "partial" if fresh else "ok",
