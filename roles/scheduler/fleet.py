@@ -7,7 +7,7 @@ on; a slice of another incarnation is another slice.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ from fabric.messages import (
     FrontendHello,
     FrontendInfo,
     GpuInfo,
+    GpuRef,
     GpuReport,
     GpuSample,
     GpuSharing,
@@ -43,6 +44,7 @@ from fabric.messages import (
     SliceStatus,
 )
 from policies.batching.base import HostedModel, RequestRun
+from policies.placement.common.base import WHOLE_PERCENT
 from roles.scheduler.absences import Absences
 from roles.scheduler.dispatch.corrections import SpeedCorrection
 from roles.scheduler.dispatch.start_times import StartTimes
@@ -267,6 +269,13 @@ class Fleet:
         self.starts.forget(record.spec.slice_id)
         self.absences.end(record.spec.slice_id, self.now_ms)
         self.version += 1
+
+    def used_percent(self) -> Mapping[GpuRef, float]:
+        """Of each GPU with slices, what all of them have."""
+        used: dict[GpuRef, float] = defaultdict(float)
+        for record in self.slices.values():
+            used[GpuRef(record.node_id, record.spec.gpu)] += record.spec.share_percent or WHOLE_PERCENT
+        return used
 
     def slo_ms(self, model_id: ModelId) -> float:
         """Of a model that is served."""

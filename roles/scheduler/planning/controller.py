@@ -363,21 +363,19 @@ class Controller:
 
     def _grow_broken(self, now_ms: float) -> None:
         broken = self._run_time_watch.broken(now_ms)
+        if not broken:
+            return
+        used = self._fleet.used_percent()
         for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
             if record is None or not record.takes_batches or self._task is not None:
                 continue
             gpu = GpuRef(record.node_id, record.spec.gpu)
-            share = record.spec.share_percent or WHOLE_PERCENT
-            free = WHOLE_PERCENT - sum(
-                other.spec.share_percent or WHOLE_PERCENT
-                for other in self._fleet.slices.values()
-                if other.node_id == gpu.node_id and other.spec.gpu == gpu.gpu
-            )
             if now_ms < self._grown_until_ms.get(gpu, 0.0):
                 continue
             self._grown_until_ms[gpu] = now_ms + GROWTH_REST_MS
             late = f"slice {slice_id} ran {100 * (ratio - 1):.0f} % longer than promised"
+            share, free = record.spec.share_percent or WHOLE_PERCENT, WHOLE_PERCENT - used[gpu]
             if free <= 0:
                 self._note(f"{late}: its GPU has no share left")
                 continue

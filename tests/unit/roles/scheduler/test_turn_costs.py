@@ -124,3 +124,26 @@ def test_many_nodes_are_told_what_to_host_with_as_few_looks_at_all_slices_as_one
         return slices.walks
 
     assert walks(1) == walks(8)
+
+
+def test_many_slices_that_break_their_promise_are_dealt_with_in_as_few_looks_at_all_slices_as_one() -> None:
+    """Each on a GPU that has no share left, where none of them can grow."""
+
+    def walks(gpus: int) -> int:
+        hosts = [{"model": "a", "batch": 4}]
+        given = [{"gpu": gpu, "share_percent": 25, "models": hosts} for gpu in range(gpus) for _ in range(4)]
+        nodes = [{"host": "left", "gpus": gpus}]
+        stage = Stage(model("a"), nodes=nodes, placement={"given": {"slices": given}})
+        stage.run(100)
+        fleet = stage.scheduler._fleet
+        fleet.slices = slices = CountedSlices(fleet.slices)
+        controller = stage.scheduler.controller
+        assert controller is not None
+        for _ in range(40):
+            for record in list(slices.values()):
+                controller._run_time_watch.note(record, ModelId("a"), 1, 11.0)
+            stage.run(100)
+        assert sum("no share left" in one for one in controller.unlogged) == gpus
+        return slices.walks
+
+    assert walks(1) == walks(8)
