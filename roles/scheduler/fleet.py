@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.limits import ago_ms
 from fabric.messages import (
     DesiredSlices,
@@ -214,6 +214,8 @@ class Fleet:
         """and as one that must not run a request twice."""
         self._runs_once: set[ModelId] = set()
         """Where none should host it just now, it is as it was."""
+        self._hosted_by: dict[PeerId, dict[SliceId, SliceRecord]] = {}
+        """The slices of each worker that hosts any."""
         self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
@@ -265,6 +267,7 @@ class Fleet:
         """It should not exist any more."""
         self._count(record, -1)
         self._note_models(record, -1)
+        self._put_worker(record, None)
         del self.slices[record.spec.slice_id]
         self.starts.forget(record.spec.slice_id)
         self.absences.end(record.spec.slice_id, self.now_ms)
@@ -391,7 +394,8 @@ class Fleet:
         record.left_out = left_out
         record.state = SliceState.READY
         record.reason = _reason_of(record.left_out)
-        record.incarnation, record.worker = message.incarnation, peer
+        record.incarnation = message.incarnation
+        self._put_worker(record, peer)
         if not record.is_leaving:
             self.absences.end(record.spec.slice_id, self.now_ms)
         record.addresses = message.addresses
@@ -407,7 +411,8 @@ class Fleet:
             self._goes_away(record, reason)
         self.absences.explain(record.spec.slice_id, reason)
         self._count(record, -1)
-        record.state, record.reason, record.worker = state, reason, None
+        record.state, record.reason = state, reason
+        self._put_worker(record, None)
         if state != SliceState.LOST:
             self.starts.cancel(record.spec.slice_id)
         elif was_ready and record.node_id in self.nodes:  # its agent starts it again
@@ -490,7 +495,11 @@ class Fleet:
 
     def slices_of(self, peer: PeerId) -> list[SliceRecord]:
         """Ready slices that a worker process hosts."""
-        return [record for record in self.slices.values() if record.worker == peer]
+        return list(self._hosted_by.get(peer, {}).values())
+
+    def is_worker(self, peer: PeerId) -> bool:
+        """Whether it hosts a slice that is ready."""
+        return peer in self._hosted_by
 
     def slices_on(self, node_id: NodeId) -> list[SliceRecord]:
         """Ready slices of a node."""
@@ -615,6 +624,17 @@ class Fleet:
             known = Hosting(replicas, {one.model_id: one.exec_ms for one in replicas})
             self._hostings[replicas] = known
         return known
+
+    def _put_worker(self, record: SliceRecord, worker: PeerId | None) -> None:
+        """Whose slice it is from now on."""
+        if record.worker is not None:
+            hosted = self._hosted_by[record.worker]
+            del hosted[record.spec.slice_id]
+            if not hosted:
+                del self._hosted_by[record.worker]
+        if worker is not None:
+            self._hosted_by.setdefault(worker, {})[record.spec.slice_id] = record
+        record.worker = worker
 
     def _note_models(self, record: SliceRecord, step: int) -> None:
         """Around whatever changes what a slice should host: off before, on again behind it."""

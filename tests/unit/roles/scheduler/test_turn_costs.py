@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import Arrivals, DesiredSlices, Directory, ModelsAdd, ModelsRemove
+from fabric.ids import ModelId, NodeId, PeerId, SliceId
+from fabric.messages import Arrivals, DesiredSlices, Directory, ModelsAdd, ModelsRemove, Ping
+from roles.runtime.core import Lost
 from roles.scheduler.dispatch.start_times import StartTimes
 from roles.scheduler.fleet import SliceRecord
 from tests.unit.roles.scheduler.test_controller import FRONTEND, OPERATOR, Stage, model, two_nodes
@@ -147,3 +148,23 @@ def test_many_slices_that_break_their_promise_are_dealt_with_in_as_few_looks_at_
         return slices.walks
 
     assert walks(1) == walks(8)
+
+
+@pytest.mark.parametrize("what", ["pings", "is lost"])
+def test_a_worker_is_found_without_a_look_at_all_slices(what: str) -> None:
+    """After a take-over all of them ping at once; of a host that is lost all are lost at once."""
+
+    def walks(gpus: int) -> int:
+        stage = Stage(model("a"), nodes=[{"host": "left", "gpus": gpus}], placement="symphony")
+        fleet = stage.scheduler._fleet
+        assert len(fleet.slices) == gpus
+        worker = PeerId("worker-left-9/00000009")
+        stage.hear(worker, Ping(1))  # is answered with the directory, once in a while
+        fleet.slices = slices = CountedSlices(fleet.slices)
+        if what == "pings":
+            stage.hear(worker, Ping(2))
+        else:
+            stage.take(stage.core.handle(Lost(worker, "silent"), 0.0))
+        return slices.walks
+
+    assert walks(1) == walks(8) == 0
