@@ -38,6 +38,7 @@ from fabric.messages import (
     ModelSet,
     ModelsRemove,
     MoveInfo,
+    NewSlice,
     PlanAsked,
     PlanChange,
     PlanMade,
@@ -287,6 +288,7 @@ class Controller:
 
     def _next(self, now_ms: float) -> None:
         if self._is_carried_over and now_ms >= self._rests_until_ms:
+            self.settled_plan()  # is set aside before anything of it is changed
             wanted = set(self._desired.model_ids)
             self._actuator.remove_models([one for one in self._fleet.replicas if one not in wanted], now_ms)
             self._ask("the file has changed", self._desired)
@@ -489,8 +491,13 @@ class Controller:
         ]
 
     def _running(self, move: MoveInfo) -> RunningMove:
-        starts = [self._names.named(start) for start in move.starts]
-        return RunningMove(move, starts, self._names.order_of, self._names.named, self._presence)
+        starts = [self._named(start) for start in move.starts]
+        return RunningMove(move, starts, self._names.order_of, self._named, self._presence)
+
+    def _named(self, start: NewSlice) -> NewSlice:
+        """Under an id that is not one of those that a former scheduler had just begun either."""
+        there = self._fleet.devices.get(start.node_id)
+        return self._names.named(start, () if there is None else there.slice_ids)
 
     # ------------------------------------------------------------ moves
 

@@ -96,9 +96,8 @@ class Stage:
         self.batching = config.batching
         if ran is not None:
             assert ran.scheduler.controller is not None
-            about = about_scheduler(
-                ran.scheduler.settings(), ran.batching, ran.scheduler.controller.settings()
-            )
+            wrote = ran.scheduler.controller.settled_plan()
+            about = about_scheduler(wrote.settings, ran.batching, wrote.planning)
             settings, _, before = settings_of(about)
             assert before is not None
             found: Begun | None = settings, before
