@@ -113,9 +113,9 @@ def test_a_model_that_moves_is_in_the_plan_of_all_shards_once_as_the_one_that_se
             model = model_info("a", replicas=replicas, term=term)
             shards.append(replace(says(model, shard=shard), plan=plan))
         whole = merged(shards)
-        ((model,), plan) = whole.models, whole.plan
-        assert plan is not None
-        assert [(one.model_id, one.rate_rps) for one in plan.models] == [(A, float(model.term - 4))]
+        (served,) = whole.models
+        assert whole.plan is not None
+        assert [(one.model_id, one.rate_rps) for one in whole.plan.models] == [(A, float(served.term - 4))]
 
 
 def test_one_change_of_several_shards_is_as_good_as_its_worst_part() -> None:

@@ -51,7 +51,7 @@ def planned(stage: Stage) -> Mapping[str, object]:
     }
 
 
-FAILING = {
+FAILING: dict[str, PlanChange] = {
     "some of a model": add(model("c", rate_rps=SOME)),
     "more of a model": add(model("c", rate_rps=MORE)),
     "too much of a model": add(model("c", rate_rps=TOO_MUCH)),
