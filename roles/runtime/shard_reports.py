@@ -51,16 +51,19 @@ def merged(shards: Sequence[StatusListed]) -> StatusListed:
     """All shards as one scheduler would describe them; `role_id`, `pid` and `standing` are the first one's."""
     if len(shards) == 1:
         return shards[0]
-    first = shards[0]
+    first, served = shards[0], _served(shards)
+    queued: Counter[ModelId] = Counter()
+    for status in shards:
+        queued.update(status.queued)  # type: ignore[arg-type]  # numbers of any kind
     return replace(
         first,
         slices=tuple(one for status in shards for one in status.slices),
-        models=tuple(_models(shards)),
+        models=tuple(model for model, _ in served.values()),
         counters=_counters(status.counters for status in shards),
         gpus=tuple(one for status in shards for one in status.gpus),
-        plan=_plan([status.plan for status in shards if status.plan is not None]),
+        plan=_plan([status.plan for status in shards if status.plan is not None], served),
         warnings=tuple(one for status in shards for one in status.warnings),
-        queued=_counters(status.queued for status in shards),
+        queued=dict(queued),
     )
 
 
@@ -88,14 +91,15 @@ def did_its_part(answers: Sequence[tuple[int, Changed]]) -> str:
     return f"shard {', '.join(map(str, done))} did its part" if done else ""
 
 
-def _models(shards: Sequence[StatusListed]) -> Iterable[ModelInfo]:
-    """Each once: while it moves, two shards list it."""
-    best: dict[ModelId, ModelInfo] = {}
-    for model in (model for status in shards for model in status.models):
-        known = best.get(model.model_id)
-        if known is None or (model.replicas > 0, model.term) > (known.replicas > 0, known.term):
-            best[model.model_id] = model
-    return best.values()
+def _served(shards: Sequence[StatusListed]) -> Mapping[ModelId, tuple[ModelInfo, PlanReport | None]]:
+    """Each model once, with the plan of the shard that serves it: while it moves, two list it."""
+    best: dict[ModelId, tuple[ModelInfo, PlanReport | None]] = {}
+    for status in shards:
+        for model in status.models:
+            known = best.get(model.model_id, (None, None))[0]
+            if known is None or (model.replicas > 0, model.term) > (known.replicas > 0, known.term):
+                best[model.model_id] = model, status.plan
+    return best
 
 
 def _counters(shards: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -104,14 +108,16 @@ def _counters(shards: Iterable[Mapping[str, float]]) -> dict[str, float]:
     largest: dict[str, float] = {}
     for counters in shards:
         for name, value in counters.items():
-            if "_ms" in name:
+            if name.endswith(("_ms", "_ms_max")):
                 largest[name] = max(value, largest.get(name, value))
             else:
                 total[name] += value  # type: ignore[assignment]  # numbers of any kind
     return {**total, **largest}
 
 
-def _plan(plans: Sequence[PlanReport]) -> PlanReport | None:
+def _plan(
+    plans: Sequence[PlanReport], served: Mapping[ModelId, tuple[ModelInfo, PlanReport | None]]
+) -> PlanReport | None:
     if not plans:
         return None
     busy = next((plan for plan in plans if plan.state != "steady"), plans[0])
@@ -120,7 +126,9 @@ def _plan(plans: Sequence[PlanReport]) -> PlanReport | None:
         busy.reason,
         sum(plan.gpus for plan in plans),
         sum(plan.gpus_advised for plan in plans),
-        tuple(one for plan in plans for one in plan.models),
+        tuple(
+            one for plan in plans for one in plan.models if served.get(one.model_id, (None, plan))[1] is plan
+        ),
         sum(plan.moves_done for plan in plans),
         sum(plan.moves_failed for plan in plans),
         tuple(one for plan in plans for one in plan.unplaced),

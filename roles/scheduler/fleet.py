@@ -7,14 +7,14 @@ on; a slice of another incarnation is another slice.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId
+from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.limits import ago_ms
 from fabric.messages import (
     DesiredSlices,
@@ -22,6 +22,7 @@ from fabric.messages import (
     FrontendHello,
     FrontendInfo,
     GpuInfo,
+    GpuRef,
     GpuReport,
     GpuSample,
     GpuSharing,
@@ -43,6 +44,7 @@ from fabric.messages import (
     SliceStatus,
 )
 from policies.batching.base import HostedModel, RequestRun
+from policies.placement.common.base import WHOLE_PERCENT
 from roles.scheduler.absences import Absences
 from roles.scheduler.dispatch.corrections import SpeedCorrection
 from roles.scheduler.dispatch.start_times import StartTimes
@@ -178,6 +180,8 @@ class NodeRecord:
     gpus: tuple[GpuInfo, ...]
     is_outlived: bool = False
     """The loss of this agent is not the loss of its workers."""
+    slice_ids: tuple[SliceId, ...] = ()
+    """Those it had when it introduced itself, also of a plan that is not the one here."""
     samples: Mapping[int, GpuSample] = field(default_factory=dict)
     sharing: Mapping[int, GpuSharing] = field(default_factory=dict)
     sampled_at_ms: float | None = None
@@ -212,6 +216,8 @@ class Fleet:
         """and as one that must not run a request twice."""
         self._runs_once: set[ModelId] = set()
         """Where none should host it just now, it is as it was."""
+        self._hosted_by: dict[PeerId, dict[SliceId, SliceRecord]] = {}
+        """The slices of each worker that hosts any."""
         self._planned_nodes = frozenset((*nodes, *(record.node_id for record in self.slices.values())))
         self.frontends: dict[FrontendId, tuple[PeerId, FrontendInfo]] = {}
         self.frontend_ids: dict[PeerId, FrontendId] = {}
@@ -263,10 +269,18 @@ class Fleet:
         """It should not exist any more."""
         self._count(record, -1)
         self._note_models(record, -1)
+        self._put_worker(record, None)
         del self.slices[record.spec.slice_id]
         self.starts.forget(record.spec.slice_id)
         self.absences.end(record.spec.slice_id, self.now_ms)
         self.version += 1
+
+    def used_percent(self) -> Mapping[GpuRef, float]:
+        """Of each GPU with slices, what all of them have."""
+        used: dict[GpuRef, float] = defaultdict(float)
+        for record in self.slices.values():
+            used[GpuRef(record.node_id, record.spec.gpu)] += record.spec.share_percent or WHOLE_PERCENT
+        return used
 
     def slo_ms(self, model_id: ModelId) -> float:
         """Of a model that is served."""
@@ -382,7 +396,8 @@ class Fleet:
         record.left_out = left_out
         record.state = SliceState.READY
         record.reason = _reason_of(record.left_out)
-        record.incarnation, record.worker = message.incarnation, peer
+        record.incarnation = message.incarnation
+        self._put_worker(record, peer)
         if not record.is_leaving:
             self.absences.end(record.spec.slice_id, self.now_ms)
         record.addresses = message.addresses
@@ -398,7 +413,8 @@ class Fleet:
             self._goes_away(record, reason)
         self.absences.explain(record.spec.slice_id, reason)
         self._count(record, -1)
-        record.state, record.reason, record.worker = state, reason, None
+        record.state, record.reason = state, reason
+        self._put_worker(record, None)
         if state != SliceState.LOST:
             self.starts.cancel(record.spec.slice_id)
         elif was_ready and record.node_id in self.nodes:  # its agent starts it again
@@ -465,7 +481,9 @@ class Fleet:
     def node_joined(self, peer: PeerId, hello: NodeHello) -> None:
         """A node's agent (or its next incarnation) is there."""
         self.nodes[hello.node_id] = peer
-        self.devices[hello.node_id] = NodeRecord(hello.gpus, hello.workers_outlive_agent)
+        self.devices[hello.node_id] = NodeRecord(
+            hello.gpus, hello.workers_outlive_agent, tuple(status.slice_id for status in hello.slices)
+        )
 
     def node_lost(self, node_id: NodeId) -> list[SliceRecord]:
         """Its agent is gone; the ready slices that are gone with it."""
@@ -481,7 +499,11 @@ class Fleet:
 
     def slices_of(self, peer: PeerId) -> list[SliceRecord]:
         """Ready slices that a worker process hosts."""
-        return [record for record in self.slices.values() if record.worker == peer]
+        return list(self._hosted_by.get(peer, {}).values())
+
+    def is_worker(self, peer: PeerId) -> bool:
+        """Whether it hosts a slice that is ready."""
+        return peer in self._hosted_by
 
     def slices_on(self, node_id: NodeId) -> list[SliceRecord]:
         """Ready slices of a node."""
@@ -606,6 +628,17 @@ class Fleet:
             known = Hosting(replicas, {one.model_id: one.exec_ms for one in replicas})
             self._hostings[replicas] = known
         return known
+
+    def _put_worker(self, record: SliceRecord, worker: PeerId | None) -> None:
+        """Whose slice it is from now on."""
+        if record.worker is not None:
+            hosted = self._hosted_by[record.worker]
+            del hosted[record.spec.slice_id]
+            if not hosted:
+                del self._hosted_by[record.worker]
+        if worker is not None:
+            self._hosted_by.setdefault(worker, {})[record.spec.slice_id] = record
+        record.worker = worker
 
     def _note_models(self, record: SliceRecord, step: int) -> None:
         """Around whatever changes what a slice should host: off before, on again behind it."""

@@ -36,7 +36,7 @@ def measured_batches(
         yield Measured(catalog.BATCH_SIZE, (model_id,), buckets_of(sizes, 1.0))
     for (model_id, reason), count in recorder.drops.items():
         yield Measured(catalog.DROPS, (model_id, reason), count)
-    yield from _models(fleet, discipline, batches.tallies)
+    yield from _models(fleet, discipline, batches)
     yield from _slices(fleet)
     for (slice_id, model_id), busy_ms in recorder.busy_ms.items():
         yield Measured(catalog.SLICE_BUSY, (slice_id, model_id), busy_ms * MS)
@@ -50,13 +50,13 @@ def measured_batches(
         yield from _plan(plan)
 
 
-def _models(fleet: Fleet, discipline: Discipline, tallies: Tallies) -> Iterator[Measured]:
+def _models(fleet: Fleet, discipline: Discipline, batches: Batches) -> Iterator[Measured]:
     for model_id, slo_ms in fleet.slos_ms.items():
         model = (str(model_id),)
         yield Measured(catalog.SLO, model, slo_ms * MS)
         yield Measured(catalog.REPLICAS, model, fleet.replicas[model_id])
-        yield Measured(catalog.QUEUE, model, discipline.queued(model_id))
-        yield Measured(catalog.RETURNS, model, _returned(tallies, model_id))
+        yield Measured(catalog.QUEUE, model, discipline.queued(model_id) + batches.unserved.count(model_id))
+        yield Measured(catalog.RETURNS, model, _returned(batches.tallies, model_id))
 
 
 def _returned(tallies: Tallies, model_id: ModelId) -> int:

@@ -152,8 +152,7 @@ class SchedulerPeerChecks(PeerChecks):
 
     def _require_known(self, peer: PeerId) -> None:
         fleet = self._fleet
-        is_known = peer in fleet.frontend_ids or peer in fleet.nodes.values()
-        if not is_known and not any(record.worker == peer for record in fleet.slices.values()):
+        if not (fleet.is_worker(peer) or peer in fleet.frontend_ids or peer in fleet.nodes.values()):
             raise RemoteProtocolError("it is not known here", UNLISTED)
 
     def _requests(self, peer: PeerId, message: Arrivals | Withdraw | Left) -> None:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from fabric.errors import RemoteProtocolError
 from fabric.ids import (
     FRONTEND_PREFIX,
+    OPERATOR,
     Epoch,
     Incarnation,
     NodeId,
@@ -319,7 +320,10 @@ class SchedulerReplica:
                 if self._checks.check(peer, message, now_ms) is None:
                     self._early.keep(event, message.slice_id)
             elif self._core is not None and not (self._heir and type(message) in _CHANGES):
-                if type(message) in _CHANGES and len(self._asked) < ASKED_MAX:
+                is_asked = (
+                    type(message) in _CHANGES and role_id_of(peer) == OPERATOR
+                )  # else the core refuses it
+                if is_asked and len(self._asked) < ASKED_MAX:
                     self._asked.add((peer, message.request_no))  # type: ignore[union-attr]  # all of them have one
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)

@@ -75,6 +75,10 @@ class Batches:
         self._late: list[SliceRecord] = []  # and some that were
         self._again: list[tuple[ModelId, list[RequestRun]]] = []  # to be queued after the decisions
 
+    def queued(self, model_id: ModelId) -> int:
+        """Requests of a model that wait: for a batch, or for a slice that is on its way."""
+        return self._discipline.queued(model_id) + self.unserved.count(model_id)
+
     # ------------------------------------------------------------ decisions -> messages
 
     def carry_out(self, decisions: Sequence[BatchDecision], now_ms: float) -> list[Send]:

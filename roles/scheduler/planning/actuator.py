@@ -75,7 +75,7 @@ class Actuator:
 
     def queued(self, model_id: ModelId) -> int:
         """How many requests of the model wait."""
-        return self._discipline.queued(model_id)
+        return self._batches.queued(model_id)
 
     # ------------------------------------------------------------ slices
 

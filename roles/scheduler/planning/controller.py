@@ -38,6 +38,7 @@ from fabric.messages import (
     ModelSet,
     ModelsRemove,
     MoveInfo,
+    NewSlice,
     PlanAsked,
     PlanChange,
     PlanMade,
@@ -92,7 +93,8 @@ class _Task:
     before: Desired
     slo_before_ms: float
     rates: Mapping[ModelId, PlannedRate]
-    unplaced_before: frozenset[ModelId]
+    rates_before: Mapping[ModelId, PlannedRate]
+    unplaced_before: tuple[UnplacedInfo, ...]
 
 
 class SettledPlan(NamedTuple):
@@ -286,6 +288,7 @@ class Controller:
 
     def _next(self, now_ms: float) -> None:
         if self._is_carried_over and now_ms >= self._rests_until_ms:
+            self.settled_plan()  # is set aside before anything of it is changed
             wanted = set(self._desired.model_ids)
             self._actuator.remove_models([one for one in self._fleet.replicas if one not in wanted], now_ms)
             self._ask("the file has changed", self._desired)
@@ -362,21 +365,19 @@ class Controller:
 
     def _grow_broken(self, now_ms: float) -> None:
         broken = self._run_time_watch.broken(now_ms)
+        if not broken:
+            return
+        used = self._fleet.used_percent()
         for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
             if record is None or not record.takes_batches or self._task is not None:
                 continue
             gpu = GpuRef(record.node_id, record.spec.gpu)
-            share = record.spec.share_percent or WHOLE_PERCENT
-            free = WHOLE_PERCENT - sum(
-                other.spec.share_percent or WHOLE_PERCENT
-                for other in self._fleet.slices.values()
-                if other.node_id == gpu.node_id and other.spec.gpu == gpu.gpu
-            )
             if now_ms < self._grown_until_ms.get(gpu, 0.0):
                 continue
             self._grown_until_ms[gpu] = now_ms + GROWTH_REST_MS
             late = f"slice {slice_id} ran {100 * (ratio - 1):.0f} % longer than promised"
+            share, free = record.spec.share_percent or WHOLE_PERCENT, WHOLE_PERCENT - used[gpu]
             if free <= 0:
                 self._note(f"{late}: its GPU has no share left")
                 continue
@@ -405,7 +406,8 @@ class Controller:
             self._desired,
             self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
             target,
-            frozenset(_models_of(self._made.unplaced)),
+            self._rates.planned,
+            self._made.unplaced,
         )
         self._asked_number += 1
         self._is_planning = True
@@ -489,8 +491,13 @@ class Controller:
         ]
 
     def _running(self, move: MoveInfo) -> RunningMove:
-        starts = [self._names.named(start) for start in move.starts]
-        return RunningMove(move, starts, self._names.order_of, self._names.named, self._presence)
+        starts = [self._named(start) for start in move.starts]
+        return RunningMove(move, starts, self._names.order_of, self._named, self._presence)
+
+    def _named(self, start: NewSlice) -> NewSlice:
+        """Under an id that is not one of those that a former scheduler had just begun either."""
+        there = self._fleet.devices.get(start.node_id)
+        return self._names.named(start, () if there is None else there.slice_ids)
 
     # ------------------------------------------------------------ moves
 
@@ -566,21 +573,26 @@ class Controller:
             self._again_after_ms = min(AGAIN_MS_MAX, 2 * self._again_after_ms)
 
     def _undo(self, task: _Task, now_ms: float) -> None:
+        """What an operator wanted is wanted no more, nor planned for. Of what was added stays what is hosted all the same."""
         change = task.change
-        if self._desired is not task.desired:
-            return  # nothing was begun
+        if self._desired is not task.desired or not isinstance(change, ModelsAdd | ModelSet | DrainAsked):
+            return  # nothing was begun, or it is to be so in any case
+        stay: set[ModelId] = set()
         if isinstance(change, ModelsAdd):
             hosted = {
                 model.model_id for record in self._fleet.slices.values() for model in record.spec.models
             }
-            gone = sorted(_names_in(change) - hosted - set(_models_of(self._made.unplaced)))
+            stay = _names_in(change) & hosted
+            gone = sorted(_names_in(change) - hosted)
             self._actuator.remove_models(gone, now_ms)
             self._desired = self._desired.without(gone)
-        elif isinstance(change, ModelSet):
+        else:
             self._desired = task.before
-            self._actuator.put_slo(change.model_id, task.slo_before_ms, now_ms)
-        elif isinstance(change, DrainAsked):
-            self._desired = task.before
+            if isinstance(change, ModelSet):
+                self._actuator.put_slo(change.model_id, task.slo_before_ms, now_ms)
+        self._rates.go_back(task.rates_before, stay)
+        left = (one for one in self._made.unplaced if one.model_id in stay)
+        self._made = replace(self._made, unplaced=(*task.unplaced_before, *left))
 
 
 def _models_of(unplaced: Iterable[UnplacedInfo]) -> Iterator[ModelId]:
@@ -602,7 +614,7 @@ def _answered(task: _Task, made: PlanMade, moves: Sequence[MoveInfo]) -> Changed
     """What a plan and its moves come to."""
     unplaced = {*_models_of(made.unplaced)}
     named = set() if task.change is None else _names_in(task.change)
-    fresh = unplaced - task.unplaced_before | unplaced & named
+    fresh = unplaced.difference(_models_of(task.unplaced_before)) | unplaced & named
     return Changed(
         0 if task.change is None else task.change.request_no,
         "partial" if fresh else "ok",

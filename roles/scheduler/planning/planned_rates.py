@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fabric.ids import ModelId
 from roles.scheduler.measured_rates import MeasuredRates, has_drifted, with_headroom
@@ -67,6 +67,13 @@ class PlannedRates:
         self.planned = {
             ModelId(name): PlannedRate(rate_rps, followed.get(ModelId(name), rate_rps))
             for name, rate_rps in placed_rps.items()
+        }
+
+    def go_back(self, before: Mapping[ModelId, PlannedRate], but: Collection[ModelId]) -> None:
+        """A plan was given up: it is as it was before it, but for these models."""
+        self.planned = {
+            **before,
+            **{model_id: rate for model_id, rate in self.planned.items() if model_id in but},
         }
 
     def _effective_rps(self, model_id: ModelId, desired: Desired, present: Desired) -> float | None:

@@ -10,6 +10,7 @@ from fabric.ids import NodeId, SliceId
 from fabric.messages import GpuRef, NewSlice, SliceSpec
 
 SLICES_OF_GPU = 4_096  # ids of one GPU that are told apart in a slice's rank
+DIGITS_MAX = 9  # of an id that a node tells of: nobody gave it a longer one
 
 
 class SliceNames:
@@ -22,12 +23,15 @@ class SliceNames:
             gpu = GpuRef(node_id, spec.gpu)
             self._next[gpu] = max(self._next.get(gpu, 0), _number(spec) + 1)
 
-    def named(self, start: NewSlice) -> NewSlice:
-        """The same under an id of its own."""
+    def named(self, start: NewSlice, taken: Iterable[SliceId] = ()) -> NewSlice:
+        """The same under an id of its own. `taken`: what its node has, also what a former scheduler had just begun there."""
         gpu = GpuRef(start.node_id, start.spec.gpu)
-        number = self._next.get(gpu, 0)
+        named = f"{gpu.name}/"
+        tails = (slice_id.removeprefix(named) for slice_id in taken if slice_id.startswith(named))
+        numbers = (int(tail) + 1 for tail in tails if tail.isdecimal() and len(tail) <= DIGITS_MAX)
+        number = max([self._next.get(gpu, 0), *numbers])
         self._next[gpu] = number + 1
-        slice_id = SliceId(f"{gpu.node_id}/gpu{gpu.gpu}/{number}")
+        slice_id = SliceId(f"{named}{number}")
         return replace(start, spec=replace(start.spec, slice_id=slice_id))
 
     def order_of(self, node_id: NodeId, spec: SliceSpec) -> int:

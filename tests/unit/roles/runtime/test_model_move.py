@@ -10,6 +10,7 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import (
     Changed,
     GpuRef,
+    ModelAdvice,
     ModelInfo,
     ModelsAdd,
     ModelSet,
@@ -89,6 +90,32 @@ def test_all_shards_are_shown_as_one() -> None:
     whole = merged([replace(says(shard=shard), plan=plan) for shard, plan in enumerate(plans)])
     assert whole.plan is not None
     assert [ref.node_id for ref in whole.plan.drained] == ["x", "y"]
+
+
+def test_what_waits_in_all_shards_is_their_sum_whatever_a_model_is_called() -> None:
+    names = ("a", "guard_ms", "bert_msmarco", "latency_ms_max")
+    shards = [replace(says(shard=shard), queued=dict.fromkeys(names, 5.0)) for shard in range(2)]
+    assert merged(shards).queued == dict.fromkeys(names, 10.0)
+
+
+def test_of_counters_those_in_ms_are_the_largest_and_all_others_sums() -> None:
+    names = ("cpu_ms", "turn_ms_max", "timer_late_p99_ms", "messages_in", "ticks_msgs", "a_msg")
+    whole = merged([says(shard=shard, **dict.fromkeys(names, 2.0 + shard)) for shard in range(2)])
+    assert [whole.counters[name] for name in names] == [3.0, 3.0, 3.0, 5.0, 5.0, 5.0]
+
+
+def test_a_model_that_moves_is_in_the_plan_of_all_shards_once_as_the_one_that_serves_it_has_it() -> None:
+    """As it is among their models."""
+    for rows in ([(2, 4), (0, 5)], [(0, 4), (2, 5)], [(1, 4), (1, 5)], [(0, 4), (0, 5)]):
+        shards = []
+        for shard, (replicas, term) in enumerate(rows):
+            plan = PlanReport("steady", "", 1, 1, (ModelAdvice(A, float(shard), None, 0.0),), 0, 0)
+            model = model_info("a", replicas=replicas, term=term)
+            shards.append(replace(says(model, shard=shard), plan=plan))
+        whole = merged(shards)
+        (served,) = whole.models
+        assert whole.plan is not None
+        assert [(one.model_id, one.rate_rps) for one in whole.plan.models] == [(A, float(served.term - 4))]
 
 
 def test_one_change_of_several_shards_is_as_good_as_its_worst_part() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,14 @@ class Stage:
         self,
         *models: dict[str, Any],
         nodes: Sequence[dict[str, Any]],
-        placement: str,
+        placement: str | Mapping[str, Any],
         recorded_in: Path | None = None,
         ran: Stage | None = None,
         takes_over: bool = False,
         elsewhere: Sequence[str] = (),
     ) -> None:
-        document = {"models": list(models), "cluster": {"nodes": list(nodes)}, "placement": placement}
-        document["batching"] = "eager"
+        document: dict[str, Any] = {"models": list(models), "cluster": {"nodes": list(nodes)}}
+        document |= {"placement": placement, "batching": "eager"}
         config = parse_config(document, Path())
         placed = config.place()
         settings = settings_from(config, placed)
@@ -96,9 +96,8 @@ class Stage:
         self.batching = config.batching
         if ran is not None:
             assert ran.scheduler.controller is not None
-            about = about_scheduler(
-                ran.scheduler.settings(), ran.batching, ran.scheduler.controller.settings()
-            )
+            wrote = ran.scheduler.controller.settled_plan()
+            about = about_scheduler(wrote.settings, ran.batching, wrote.planning)
             settings, _, before = settings_of(about)
             assert before is not None
             found: Begun | None = settings, before

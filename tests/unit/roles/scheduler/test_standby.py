@@ -45,6 +45,7 @@ from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound, StopAsked
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
 from roles.scheduler.availability.replica import (
+    ASKED_MAX,
     GATHER_FIRST_MS,
     GATHER_MS,
     HANDED_OVER_MS,
@@ -276,6 +277,18 @@ def test_an_operator_hears_that_the_scheduler_which_took_the_change_is_active_no
     (answer,) = [one for one in told if isinstance(one, Changed)]
     assert (answer.request_no, answer.status, answer.code) == (7, "refused", "NotActive")
     assert LeaseLapsed() not in stage.hear(operator, Ping(2))
+
+
+def test_changes_that_others_than_operators_ask_for_take_nobody_s_place_among_those_that_hear_of_it() -> None:
+    """They are refused, and not answered."""
+    stage = Stage()
+    stage.take_over()
+    for number in range(ASKED_MAX):
+        stage.hear(FRONTEND, DrainAsked(number, NodeId("a")))
+    operator = PeerId("operator/bbbbbbbb")
+    stage.hear(operator, DrainAsked(7, NodeId("a")))
+    stage.now_ms += 10 * HELD_MS
+    assert [peer for peer, _ in told(stage.hear(operator, Ping(1)), Changed)] == [operator]
 
 
 @pytest.mark.parametrize("with_which", [DrainAsked, PlanMade])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import Arrivals, DesiredSlices, Directory, ModelsAdd, ModelsRemove
+from fabric.ids import ModelId, NodeId, PeerId, SliceId
+from fabric.messages import Arrivals, DesiredSlices, Directory, ModelsAdd, ModelsRemove, Ping
+from roles.runtime.core import Lost
 from roles.scheduler.dispatch.start_times import StartTimes
 from roles.scheduler.fleet import SliceRecord
 from tests.unit.roles.scheduler.test_controller import FRONTEND, OPERATOR, Stage, model, two_nodes
@@ -124,3 +125,46 @@ def test_many_nodes_are_told_what_to_host_with_as_few_looks_at_all_slices_as_one
         return slices.walks
 
     assert walks(1) == walks(8)
+
+
+def test_many_slices_that_break_their_promise_are_dealt_with_in_as_few_looks_at_all_slices_as_one() -> None:
+    """Each on a GPU that has no share left, where none of them can grow."""
+
+    def walks(gpus: int) -> int:
+        hosts = [{"model": "a", "batch": 4}]
+        given = [{"gpu": gpu, "share_percent": 25, "models": hosts} for gpu in range(gpus) for _ in range(4)]
+        nodes = [{"host": "left", "gpus": gpus}]
+        stage = Stage(model("a"), nodes=nodes, placement={"given": {"slices": given}})
+        stage.run(100)
+        fleet = stage.scheduler._fleet
+        fleet.slices = slices = CountedSlices(fleet.slices)
+        controller = stage.scheduler.controller
+        assert controller is not None
+        for _ in range(40):
+            for record in list(slices.values()):
+                controller._run_time_watch.note(record, ModelId("a"), 1, 11.0)
+            stage.run(100)
+        assert sum("no share left" in one for one in controller.unlogged) == gpus
+        return slices.walks
+
+    assert walks(1) == walks(8)
+
+
+@pytest.mark.parametrize("what", ["pings", "is lost"])
+def test_a_worker_is_found_without_a_look_at_all_slices(what: str) -> None:
+    """After a take-over all of them ping at once; of a host that is lost all are lost at once."""
+
+    def walks(gpus: int) -> int:
+        stage = Stage(model("a"), nodes=[{"host": "left", "gpus": gpus}], placement="symphony")
+        fleet = stage.scheduler._fleet
+        assert len(fleet.slices) == gpus
+        worker = PeerId("worker-left-9/00000009")
+        stage.hear(worker, Ping(1))  # is answered with the directory, once in a while
+        fleet.slices = slices = CountedSlices(fleet.slices)
+        if what == "pings":
+            stage.hear(worker, Ping(2))
+        else:
+            stage.take(stage.core.handle(Lost(worker, "silent"), 0.0))
+        return slices.walks
+
+    assert walks(1) == walks(8) == 0
