@@ -22,6 +22,7 @@ from roles.gpu_worker.executors.loaders.base import (
 )
 from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 
+from roles.gpu_worker.executors.loaders.seeded import Seeded
 IMAGENET: Final = ImagePreprocess(
     input_name="image", resize=256, crop=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
 )
@@ -73,9 +74,9 @@ def load_torchvision(spec: LoaderSpec, device: torch.device) -> LoadedModel:
         close = difflib.get_close_matches(spec.arch or "", known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownModel(f"torchvision has no classifier {spec.arch!r}{hint}")
-    torch.manual_seed(spec.seed)
     options = {"init_weights": False} if spec.arch in _NO_OWN_DRAW else {}
-    net: nn.Module = models.get_model(spec.arch, weights=None, **options)
+    with Seeded(spec.seed):
+        net: nn.Module = models.get_model(spec.arch, weights=None, **options)
     if spec.weights is not None:
         _put_weights(net, Path(spec.weights))
     else:
