@@ -21,6 +21,7 @@ from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
 from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
 from roles.gpu_worker.executors.message_limits import travelling
@@ -156,8 +157,10 @@ class DeviceReplica:
             began_ms = self._clock.now_ms()
             try:
                 self.run(self._examples(example, size))
-            except torch.OutOfMemoryError:  # warming up comes to it again, and knows what to do
-                return
+            except Exception as error:
+                if is_out_of_memory(error):  # warming up comes to it again, and knows what to do
+                    return
+                raise
             if size > 1 and self._clock.now_ms() - began_ms > 2 * slo_ms:
                 return
 
@@ -194,8 +197,8 @@ class DeviceReplica:
         for size in batch_sizes(self._piece_max):
             try:
                 size_ms = yield from self._warm_size(self._examples(example, size), slo_ms)
-            except torch.OutOfMemoryError:
-                if not sizes:
+            except Exception as error:
+                if not (sizes and is_out_of_memory(error)):
                     raise
                 self.no_memory_for = size
                 self._piece_max = sizes[-1]

@@ -14,6 +14,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError, error_text
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.base import Job, JobRan, Part
 from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
@@ -111,7 +112,7 @@ class TorchDevice:
 
     def shrunk(self, job: Job, error: BaseException) -> int | None:
         """The largest batch worth granting from now on, where the job failed for want of memory."""
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             return None
         model = self._hosted[job.slice_id][job.model_id]
         before = model.batch_size_max
@@ -127,7 +128,7 @@ class TorchDevice:
             with contextlib.suppress(RuntimeError):  # of a context that is broken too, which is asked next
                 torch.cuda.empty_cache()
             return f"out of memory on the device ({text})"
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             return f"out of memory on the host ({text})"
         return text
 
@@ -232,13 +233,6 @@ def _replica(
         reason=hosted.limited_by,
         heads=hosted.heads,
         not_merged=hosted.not_merged,
-    )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # The CPU allocator has no error class of its own.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in error_text(
-        error
     )
 
 

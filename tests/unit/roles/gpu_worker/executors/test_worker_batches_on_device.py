@@ -25,6 +25,7 @@ from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.integration.proc import until
 from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
+from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.worker_builders import MODEL, SLICE
 
 CLOCK = MonotonicClock()
@@ -301,6 +302,50 @@ class Held(TorchDevice):
 
     def run(self, job: Job) -> JobRan:
         if not self.began.is_set():
+def raises(error: BaseException) -> Callable[[], None]:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        lambda: torch.empty(1 << 50, dtype=torch.uint8),
+        raises(MemoryError()),
+        raises(torch.OutOfMemoryError("CUDA out of memory")),
+    ],
+    ids=["torch", "host", "device"],
+)
+def test_warming_up_ends_at_the_first_size_that_there_is_no_memory_for(
+    lack: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_for_tests.FailsAboveFour, "error", staticmethod(lack))
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:FailsAboveFour"), CPU)
+    model = DeviceReplica("m", loaded, 32, CPU, MonotonicClock())
+    model.try_sizes(60_000.0)
+    model.warm(60_000.0)
+    assert (model.batch_size_max, model.limited_by) == (4, "the device has no memory for 8")
+
+
+def test_warming_up_fails_with_anything_else_that_a_model_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        models_for_tests.FailsAboveFour, "error", staticmethod(raises(ValueError("four rows at most")))
+    )
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:FailsAboveFour"), CPU)
+    model = DeviceReplica("m", loaded, 32, CPU, MonotonicClock())
+    for step in (model.try_sizes, model.warm):
+        with pytest.raises(ValueError, match="four rows at most"):
+            step(60_000.0)
+
+
+def test_an_example_that_cannot_be_sent_is_named_and_one_with_a_gradient_can_be() -> None:
+    with pytest.raises(NotAModel, match="input 'x' has dtype bfloat16, which cannot be sent"):
+        hosted("Bfloat16Example")
+    assert hosted("ExampleWithGradient").batch_size_max == 8
+
+
             self.began.set()
             assert self.go_on.wait(60)
         return super().run(job)
