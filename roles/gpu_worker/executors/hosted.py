@@ -10,6 +10,7 @@ import statistics
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from roles.gpu_worker.executors.message_limits import travelling
 from roles.gpu_worker.executors.slots import InputSlots, Slot
 
 MEASUREMENTS_MAX = 5
+TRACED_MAX = 100_000  # objects of a model that are looked at as it goes
 MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is the steadier for it
 
 
@@ -112,11 +114,13 @@ class DeviceReplica:
             return f"the device has no memory for {self.no_memory_for}"
         return self.no_larger if self.batch_size_max == self._batch_size_max else ""
 
-    def weights(self) -> list[weakref.ref[Tensor]]:
-        """The parameters that can be found, to see whether they are gone when this object is."""
-        held = getattr(self._loaded.model, "__dict__", {}).values()
-        modules = [value for value in held if isinstance(value, torch.nn.Module)]
-        return [weakref.ref(tensor) for module in modules for tensor in module.parameters()]
+    def traces(self) -> list[weakref.ref[Any]]:
+        """Of the user's object and its tensors, to see whether they are gone when this object is. Empty: that cannot be seen."""
+        model = self._loaded.model
+        try:
+            return [weakref.ref(one) for one in (model, *_tensors_of(model))]
+        except (TypeError, LookupError):  # a class without weak references; nothing found
+            return []
 
     def shrink(self, batch_size: int) -> int:
         """There was no memory for a batch of that size: the largest one from now on.
@@ -288,6 +292,29 @@ class DeviceReplica:
 
 
 def batch_sizes(batch_size_max: int) -> list[int]:
+def _tensors_of(model: object) -> list[Tensor]:
+    """Those that hang in its attributes, in containers and other objects too. Raises LookupError where none is found among the first ones."""
+    found: list[Tensor] = []
+    seen: dict[int, object] = {}
+    left: list[object] = [model]
+    while left and len(seen) < TRACED_MAX:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            left += one
+        elif not isinstance(one, type | ModuleType | FunctionType):
+            left += getattr(one, "__dict__", {}).values()
+    if left or not found:
+        raise LookupError
+    return found
+
+
     """1, 2, 4, … and the largest."""
     sizes = [1 << power for power in range(batch_size_max.bit_length()) if 1 << power < batch_size_max]
     return [*sizes, batch_size_max]

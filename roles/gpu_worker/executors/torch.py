@@ -68,6 +68,9 @@ class TorchDevice:
         (model,) = spec.models
         hosted, image = self._made(spec, model, device, is_beside=True)
         hosted.try_sizes(model.slo_ms)
+        # What is there when a model is loaded is put out of the collector's sight: no garbage may be among it, such as of
+        # a load that failed. This takes a few ms, as what was there before the load is out of its sight already.
+        gc.collect()
 
         def steps() -> Iterator[ReplicaInfo | None]:
             for _ in hosted.warming(model.slo_ms):
@@ -85,11 +88,11 @@ class TorchDevice:
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """The same with one model of a slice that serves on."""
         hosted = self._hosted.get(slice_id, {}).pop(model_id, None)
-        weights = hosted.weights() if hosted is not None else []
+        traces = hosted.traces() if hosted is not None else None
         del hosted
-        if any(weight() is not None for weight in weights):
-            # They hang in a circle of objects, or somebody else has them. The worker keeps what it loaded out of the
-            # collector's sight, so this takes a moment, and is done only where it is needed.
+        if traces is not None and (not traces or any(trace() is not None for trace in traces)):
+            # It hangs in a circle of objects, or somebody else has it. The worker keeps what it loaded out of the
+            # collector's sight, so this takes a moment, and is done only where it may be needed.
             gc.unfreeze()
             gc.collect()
             gc.freeze()
