@@ -246,6 +246,45 @@ def test_no_memory_for_a_capture_is_no_memory() -> None:
 
 
 def test_a_table_in_steps_holds_the_time_of_the_size_that_runs() -> None:
+@pytest.mark.parametrize("constant", [torch.ones(4, 4), torch.ones(1, 3), torch.tensor(2.0), None])
+def test_a_model_that_takes_more_than_its_rows_runs_eagerly(constant: torch.Tensor | None) -> None:
+    """As where `pre` adds a mask: it has no row for each request, so it cannot be padded."""
+    buckets = Buckets(lambda batch: {"y": batch["x"] * 2}, stand_in([]))
+    for size in (1, 2, 4):
+        batch = {"x": torch.ones(size, 3), "constant": constant}
+        buckets.prepare(batch)  # type: ignore[arg-type]
+        assert buckets(batch)["y"].shape == (size, 3)  # type: ignore[arg-type]
+    assert buckets.sizes == ()
+    assert buckets.problem == "an input's first axis is not the batch"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.full((2, 1), 5.0)},
+        {"x": torch.full((2, 5), 5.0)},
+        {"x": torch.full((2, 3), 5, dtype=torch.int64)},
+        {"x": torch.full((2, 3), 1e300, dtype=torch.float64)},
+        {"x": torch.full((2, 3), 5.0), "scale": torch.ones(2)},
+        {"x": torch.full((2, 3), 5.0), "scale": torch.ones(1)},
+        {"x": torch.full((2, 3, 3), 5.0)},
+    ],
+    ids=["narrow", "wide", "whole", "double", "another", "constant", "deep"],
+)
+def test_a_batch_that_is_not_as_it_was_captured_gets_its_own_answer(batch: dict[str, torch.Tensor]) -> None:
+    def infer(given: dict[str, torch.Tensor]) -> Outputs:
+        return {"y": given["x"].flatten(1).sum(dim=1) * given.get("scale", torch.ones(1))}
+
+    made: list[Replayed] = []
+    buckets = Buckets(infer, stand_in(made))
+    for size in (1, 2, 4):
+        buckets.prepare({"x": torch.ones(size, 3)})
+    assert torch.equal(buckets(batch)["y"], infer(batch)["y"])
+    assert not any(one.replays for one in made)
+    assert buckets({"x": torch.full((3, 3), 5.0)})["y"].tolist() == [15, 15, 15]
+    assert made[-1].replays == 1
+
+
     assert stepped([1, 2, 4, 6], [3.0, 2.0, 5.0, 9.0]) == (3.0, 3.0, 5.0, 5.0, 9.0, 9.0)
 
 
