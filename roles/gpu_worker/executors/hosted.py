@@ -21,8 +21,8 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
-from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
 from profiles.profilers.memory import is_out_of_memory
+from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
 from roles.gpu_worker.executors.message_limits import travelling
@@ -170,6 +170,7 @@ class DeviceReplica:
 
     def _met(self) -> Mapping[str, Array]:
         """One request's inputs, once they have shown what the outputs are and how many requests a message can hold."""
+        travelling(self.inputs, (), self._batch_size_max)  # what cannot be sent may be nothing that numpy has
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
         if self.outputs:
             return example
@@ -291,7 +292,6 @@ class DeviceReplica:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def batch_sizes(batch_size_max: int) -> list[int]:
 def _tensors_of(model: object) -> list[Tensor]:
     """Those that hang in its attributes, in containers and other objects too. Raises LookupError where none is found among the first ones."""
     found: list[Tensor] = []
@@ -315,6 +315,7 @@ def _tensors_of(model: object) -> list[Tensor]:
     return found
 
 
+def batch_sizes(batch_size_max: int) -> list[int]:
     """1, 2, 4, … and the largest."""
     sizes = [1 << power for power in range(batch_size_max.bit_length()) if 1 << power < batch_size_max]
     return [*sizes, batch_size_max]

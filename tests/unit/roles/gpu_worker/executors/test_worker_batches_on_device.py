@@ -20,12 +20,13 @@ from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
+from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.integration.proc import until
-from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
 from tests.unit.roles.gpu_worker.executors import models_for_tests
+from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
 from tests.worker_builders import MODEL, SLICE
 
 CLOCK = MonotonicClock()
@@ -245,7 +246,6 @@ def test_no_memory_for_a_capture_is_no_memory() -> None:
     assert buckets.problem is None
 
 
-def test_a_table_in_steps_holds_the_time_of_the_size_that_runs() -> None:
 @pytest.mark.parametrize("constant", [torch.ones(4, 4), torch.ones(1, 3), torch.tensor(2.0), None])
 def test_a_model_that_takes_more_than_its_rows_runs_eagerly(constant: torch.Tensor | None) -> None:
     """As where `pre` adds a mask: it has no row for each request, so it cannot be padded."""
@@ -285,6 +285,7 @@ def test_a_batch_that_is_not_as_it_was_captured_gets_its_own_answer(batch: dict[
     assert made[-1].replays == 1
 
 
+def test_a_table_in_steps_holds_the_time_of_the_size_that_runs() -> None:
     assert stepped([1, 2, 4, 6], [3.0, 2.0, 5.0, 9.0]) == (3.0, 3.0, 5.0, 5.0, 9.0, 9.0)
 
 
@@ -301,46 +302,6 @@ def test_pre_and_post_run_around_infer(capture: Capture | None) -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pieces() -> None:
-    device = TorchDevice(MonotonicClock())
-    device.load(user_slice("Hungry", batch_size_max=8))
-    batch = job(1, 2, 3, 4, 5, 6, 7)
-    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
-        device.run(batch)
-    assert device.explain(caught.value).startswith("out of memory on the host")
-    assert device.shrunk(batch, caught.value) == 3
-    with pytest.raises(RuntimeError):
-        device.run(batch)  # was granted before anybody knew: in pieces of 3, which still are too large
-    assert device.shrunk(batch, caught.value) == 1
-    assert by_name(device.run(batch).outputs)["total"].tolist() == [3, 6, 9, 12, 15, 18, 21]
-    assert device.shrunk(batch, caught.value) is None
-    assert device.shrunk(batch, ValueError("something else")) is None
-
-
-def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None:
-    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
-    try:
-        executor.load(user_slice("Hungry", batch_size_max=8))
-        assert isinstance(wait_for(executor)[0], Loaded)
-        executor.run(job(1, 2, 3, 4), 0.0)
-        shrunk, failed = wait_for(executor, 2)
-        assert shrunk == Shrunk(SLICE, MODEL, 2)
-        assert isinstance(failed, RunFailed)
-        assert failed.reason.startswith("out of memory on the host")
-    finally:
-        executor.close()
-
-
-class Held(TorchDevice):
-    """Its first batch takes until `go_on`."""
-
-    def __init__(self) -> None:
-        super().__init__(CLOCK)
-        self.began, self.go_on = threading.Event(), threading.Event()
-        self.staged: list[int] = []
-
-    def run(self, job: Job) -> JobRan:
-        if not self.began.is_set():
 def raises(error: BaseException) -> Callable[[], None]:
     def do() -> None:
         raise error
@@ -385,6 +346,46 @@ def test_an_example_that_cannot_be_sent_is_named_and_one_with_a_gradient_can_be(
     assert hosted("ExampleWithGradient").batch_size_max == 8
 
 
+def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pieces() -> None:
+    device = TorchDevice(MonotonicClock())
+    device.load(user_slice("Hungry", batch_size_max=8))
+    batch = job(1, 2, 3, 4, 5, 6, 7)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
+        device.run(batch)
+    assert device.explain(caught.value).startswith("out of memory on the host")
+    assert device.shrunk(batch, caught.value) == 3
+    with pytest.raises(RuntimeError):
+        device.run(batch)  # was granted before anybody knew: in pieces of 3, which still are too large
+    assert device.shrunk(batch, caught.value) == 1
+    assert by_name(device.run(batch).outputs)["total"].tolist() == [3, 6, 9, 12, 15, 18, 21]
+    assert device.shrunk(batch, caught.value) is None
+    assert device.shrunk(batch, ValueError("something else")) is None
+
+
+def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None:
+    executor = ThreadExecutor(lambda: TorchDevice(CLOCK), CLOCK.now_ms)
+    try:
+        executor.load(user_slice("Hungry", batch_size_max=8))
+        assert isinstance(wait_for(executor)[0], Loaded)
+        executor.run(job(1, 2, 3, 4), 0.0)
+        shrunk, failed = wait_for(executor, 2)
+        assert shrunk == Shrunk(SLICE, MODEL, 2)
+        assert isinstance(failed, RunFailed)
+        assert failed.reason.startswith("out of memory on the host")
+    finally:
+        executor.close()
+
+
+class Held(TorchDevice):
+    """Its first batch takes until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__(CLOCK)
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.staged: list[int] = []
+
+    def run(self, job: Job) -> JobRan:
+        if not self.began.is_set():
             self.began.set()
             assert self.go_on.wait(60)
         return super().run(job)
