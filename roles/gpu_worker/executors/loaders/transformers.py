@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fabric.messages import LoaderSpec
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.loaders.base import (
     LoadedModel,
     UnknownModel,
@@ -152,7 +152,9 @@ def _pretrained(spec: LoaderSpec) -> tuple[nn.Module, Any]:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # a broken directory may raise anything in its readers
+        if isinstance(error, UnknownModel) or is_out_of_memory(error):
+            raise
         raise WeightsError(
             f"{place} cannot be loaded: its files are missing, truncated or of another model: {error}"
         ) from error
