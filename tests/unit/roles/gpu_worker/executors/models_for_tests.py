@@ -345,8 +345,7 @@ class WeightyInside(Weighty):
 
     def hold(self, module: torch.nn.Module) -> object:
         """A list with it."""
-        module.owner = [module]
-        return module.owner
+        return module.__dict__.setdefault("owner", [module])
 
 
 class WeightyInAMapping(WeightyInside):
@@ -354,8 +353,7 @@ class WeightyInAMapping(WeightyInside):
 
     def hold(self, module: torch.nn.Module) -> object:
         """A dict with it."""
-        module.owner = {"module": module}
-        return module.owner
+        return module.__dict__.setdefault("owner", {"module": module})
 
 
 class WeightyInAnObject(WeightyInside):
@@ -363,9 +361,9 @@ class WeightyInAnObject(WeightyInside):
 
     def hold(self, module: torch.nn.Module) -> object:
         """An object with it."""
-        module.owner = holder = _Holder()
+        holder = _Holder()
         holder.module = module  # type: ignore[attr-defined]
-        return holder
+        return module.__dict__.setdefault("owner", holder)
 
 
 class WeightyInAClosure(WeightyInside):
@@ -373,8 +371,7 @@ class WeightyInAClosure(WeightyInside):
 
     def hold(self, module: torch.nn.Module) -> object:
         """A function with it."""
-        module.owner = function = lambda: module  # type: ignore[assignment]
-        return function
+        return module.__dict__.setdefault("owner", lambda: module)
 
 
 class WeightyAndWrong(WeightyInACircle):

@@ -50,7 +50,8 @@ def process_state(*, with_draws: bool) -> dict[str, object]:
 
 def changes_in_a_load(spec: LoaderSpec, *, with_draws: bool = True) -> set[str]:
     """Looked for at every call that the loading thread makes: all threads see what it sees."""
-    before, changed = process_state(with_draws=with_draws), set()
+    before = process_state(with_draws=with_draws)
+    changed: set[str] = set()
 
     def look(*_: object) -> None:
         now = process_state(with_draws=with_draws)
@@ -106,14 +107,11 @@ def test_random_weights_are_those_that_manual_seed_gives(arch: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_weights_beside_a_model_that_draws() -> None:
-    def weights(between: int) -> torch.Tensor:
+    def weights(*, is_drawn_beside: bool) -> torch.Tensor:
         def draw(*_: object) -> None:
-            nonlocal left
-            left -= 1
-            if left > 0:
-                torch.default_generator.manual_seed(left)
+            if is_drawn_beside:
+                torch.rand(1, generator=torch.default_generator)
 
-        left = between
         sys.setprofile(draw)
         try:
             loaded: Any = load_model(bert(), CPU).model
@@ -121,7 +119,7 @@ def test_the_same_seed_gives_the_same_weights_beside_a_model_that_draws() -> Non
             sys.setprofile(None)
         return torch.cat([one.flatten() for one in loaded._net.parameters()])
 
-    assert torch.equal(weights(0), weights(100_000))
+    assert torch.equal(weights(is_drawn_beside=False), weights(is_drawn_beside=True))
 
 
 def test_all_that_draws_on_the_cpu_follows_the_seed_and_leaves_the_process_alone() -> None:
