@@ -18,7 +18,6 @@ import torch
 RUNS_MIN: Final = 20
 RUNS_MAX: Final = 2_000
 WARM_RUNS: Final = 3
-OUT_OF_MEMORY: Final = torch.OutOfMemoryError
 _STATUS = Path("/proc/self/status")
 
 

@@ -67,7 +67,7 @@ class LoaderSection(Section, frozen=True):
     top_k: int | None = None
     """Of a zoo: the k best classes and their probabilities instead of all logits, reduced on the device."""
     seed: int = 0
-    """Of random weights."""
+    """Of random weights. For a class of yours torch's own generator is seeded before its `load`; models of the same worker that draw while they serve draw from that one as well."""
     dtype: str = "float32"
     """Of the weights: `float32`, `bfloat16` or `float16`. Requests and answers stay as they are."""
     channels_last: bool = False

@@ -231,8 +231,8 @@ class WorkerShell:
         return event
 
     def _from_thread(self, event: ExecutorEvent) -> WorkerEvent:
-        if isinstance(event, ModelLoaded):
-            gc.freeze()  # without a look for garbage, which would stop those that are served
+        if isinstance(event, ModelLoaded) and event.replica is not None:
+            gc.freeze()  # its device has looked for garbage; of a load that failed all is
         if isinstance(event, Loaded):
             # Loading leaves a large heap that lives as long as we do: no later collection should walk it.
             gc.collect()

@@ -23,8 +23,9 @@ from fabric.ids import ModelId
 from fabric.messages import HeadSpec, LoaderSpec
 from profiles.kernel_trace import kernels_of, limits_of
 from profiles.occupancy import launch_gaps, requirements_of
+from profiles.profilers.memory import is_out_of_memory
 from profiles.profilers.plan import percentile
-from profiles.profilers.torch import OUT_OF_MEMORY, Measurer, device_memory_bytes, versions
+from profiles.profilers.torch import Measurer, device_memory_bytes, versions
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
 from roles.profiling.kernels import kernel_rows
 from roles.runtime.exit_codes import EXIT_FAILURE
@@ -72,11 +73,17 @@ class _Measuring:
             pcie_bytes_per_ms=self._measurer.copy_bytes_per_ms(),
             **versions(self._device),
         )
-        for batch_size in self._request["batch_sizes"]:
+        for place, batch_size in enumerate(self._request["batch_sizes"]):
             try:
                 self._measure(batch_size)
-            except OUT_OF_MEMORY:
-                self._say(event="no_memory", batch_size=batch_size)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    reason = "out of memory"
+                elif place:  # what was measured holds, whatever users' code says of larger batches
+                    reason = error_text(error)
+                else:
+                    raise
+                self._say(event="no_larger", batch_size=batch_size, reason=reason)
                 break
         for count, found in self._model.stages_ms(self._request["stages"], self._clock):
             if isinstance(found, str):

@@ -16,7 +16,8 @@ from profiles.estimator.records import KernelRecord
 from profiles.estimator.work import Work
 from profiles.kernel_trace import kernels_of, limits_of
 from profiles.profilers.kernel_operators import operator_of
-from profiles.profilers.torch import OUT_OF_MEMORY, MeasuredBatch, Measurer, device_memory_bytes, versions
+from profiles.profilers.memory import is_out_of_memory
+from profiles.profilers.torch import MeasuredBatch, Measurer, device_memory_bytes, versions
 from roles.gpu_worker.executors.profiled import device_named
 
 FOR_MS: Final = 20.0  # of run times for each of thousands of operators, at least five runs
@@ -86,7 +87,9 @@ def records_of_works(
                 batch = operator(work)
                 times_ms = measurer.run_times_ms(batch, FOR_MS)
                 trace = measurer.trace(batch) or {"traceEvents": []}
-        except OUT_OF_MEMORY:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             left_out += 1
         else:
             records.append(record_of(work, times_ms, kernels_of(trace)))

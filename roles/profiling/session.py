@@ -188,8 +188,8 @@ class Session:
                         self._miss(
                             "kernels and occupancy: torch's tracer saw none (are counters restricted?)"
                         )
-                    case "no_memory":
-                        self._miss(f"batches of {said['batch_size']} and more: out of memory")
+                    case "no_larger":
+                        self._miss_larger(said)
                     case "cut":
                         self._seen.cuts[said["stages"]] = tuple(said["stages_ms"])
                     case "no_cut":
@@ -198,8 +198,8 @@ class Session:
     def _take_point(self, share: float, process: Measuring) -> None:
         with Sampling(self._sensors) as sampled:
             said = process.answer()
-        if said["event"] == "no_memory":
-            self._miss(f"batches of {said['batch_size']} and more: out of memory")
+        if said["event"] == "no_larger":
+            self._miss_larger(said)
             return
         point = Point(
             share,
@@ -214,6 +214,9 @@ class Session:
         )
         self._seen.points.append(point)
         self._step()
+
+    def _miss_larger(self, said: Mapping[str, Any]) -> None:
+        self._miss(f"batches of {said['batch_size']} and more: {said['reason']}")
 
     def _take_kernels(self, said: dict[str, Any]) -> None:
         batch_size = said["batch_size"]

@@ -118,6 +118,38 @@ def test_a_model_that_cannot_be_had_is_explained(arguments: list[str], reason: s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("FourRowsAtMost", "ValueError: four rows at most"),
+        ("OutOfHostMemoryAboveFour", "out of memory"),
+    ],
+)
+def test_what_a_model_raises_for_large_batches_leaves_the_others_in_its_profile(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.json"
+    code, output, _ = run(f"{MODELS}:{name}", "--batches", "1,4,8,16", "--out", str(path))
+    assert code == 0, output
+    seen = read_measured(path)
+    assert [point.batch_size for point in seen.points] == [1, 4]
+    assert seen.subject.notes == (f"batches of 8 and more: {reason}",)
+
+
+def test_a_model_that_raises_for_the_smallest_batch_has_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    code, _, error = run(f"{MODELS}:WrongBatch", "--batches", "1,4", "--out", str(path))
+    assert (code, path.exists()) == (1, False)
+    assert "the first axis must be the batch" in str(error)
+
+
+def test_answers_have_the_size_in_which_a_worker_copies_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    code, output, _ = run(f"{MODELS}:HalfAnswers", "--batches", "1", "--out", str(path))
+    assert code == 0, output
+    assert read_measured(path).feedback_bytes == 4
+
+
 def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
     request = MeasuringRequest(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
     process = MeasuringProcess(request, {})

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from profiles.profilers.memory import is_out_of_memory
+
 Outputs = Mapping[str, Tensor]
 Infer = Callable[[dict[str, Tensor]], Outputs]
 
@@ -37,6 +39,15 @@ class _Captured:
     inputs: dict[str, Tensor]
     filler: dict[str, Tensor]
     outputs: Outputs
+
+    def takes(self, batch: Mapping[str, Tensor], size: int) -> bool:
+        """Whether its inputs can hold these rows as they are: copying would cast and repeat."""
+        return batch.keys() == self.inputs.keys() and all(
+            _has_rows(batch[key], size)
+            and batch[key].shape[1:] == own.shape[1:]
+            and batch[key].dtype == own.dtype
+            for key, own in self.inputs.items()
+        )
 
 
 class Buckets:
@@ -60,22 +71,28 @@ class Buckets:
         if self._capture is None or self.problem is not None:
             return
         size = _size(batch)
+        if not all(_has_rows(tensor, size) for tensor in batch.values()):
+            self._give_up("an input's first axis is not the batch")
+            return
         inputs = {key: tensor.clone() for key, tensor in batch.items()}
         try:
             graph, outputs = self._capture(lambda: self._infer(dict(inputs)))
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:  # every refusal of CUDA to capture is one
-            self.problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self._captured.clear()
-            self._sizes.clear()
+            if is_out_of_memory(error):
+                raise
+            self._give_up(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
             return
-        if not all(isinstance(out, Tensor) and out.ndim and out.shape[0] == size for out in outputs.values()):
-            self.problem = "an output's first axis is not the batch"
+        if not all(_has_rows(output, size) for output in outputs.values()):
+            self._give_up("an output's first axis is not the batch")
             return
         filler = {key: tensor[:1].clone() for key, tensor in batch.items()}
         self._captured[size] = _Captured(graph, inputs, filler, outputs)
         insort(self._sizes, size)
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self._captured.clear()
+        self._sizes.clear()
 
     def forget_above(self, batch_size: int) -> None:
         """Give up graphs of larger batches, and the memory they hold."""
@@ -84,13 +101,17 @@ class Buckets:
             del self._captured[size]
 
     def __call__(self, batch: dict[str, Tensor]) -> Outputs:
-        """The batch's outputs; captured ones are valid until the next call."""
+        """The batch's outputs; captured ones are valid until the next call. What is not as it was captured runs eagerly."""
+        if not self._sizes:
+            return self._infer(batch)
         size = _size(batch)
         place = bisect_left(self._sizes, size)
         if place == len(self._sizes):
             return self._infer(batch)
         bucket = self._sizes[place]
         captured = self._captured[bucket]
+        if not captured.takes(batch, size):
+            return self._infer(batch)
         for key, tensor in captured.inputs.items():
             tensor[:size].copy_(batch[key], non_blocking=True)
             if size < bucket:
@@ -115,4 +136,10 @@ def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
 
 
 def _size(batch: Mapping[str, Tensor]) -> int:
-    return int(next(iter(batch.values())).shape[0])
+    """How many rows it has; 0: none that can be told."""
+    first = next(iter(batch.values()), None)
+    return int(first.shape[0]) if isinstance(first, Tensor) and first.ndim else 0
+
+
+def _has_rows(value: object, size: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == size

@@ -88,7 +88,7 @@ class Traced:
         if any(hasattr(model, name) for name in ("pre", "post")):
             raise CutError("it has pre or post, which run around a whole model; put them into infer")
         with torch.inference_mode():
-            self._answer = dict(model.infer(dict(self._example)))
+            self._answer = dict(model.infer(self._batch()))
         self.outputs = tuple(self._answer)
         size = Dim("batch", min=1, max=1 << 20)
         shapes = (tuple({0: size} for _ in self.inputs),)
@@ -139,8 +139,12 @@ class Traced:
                     f"its stages do not give the same {name!r} as the whole: does it draw at random?"
                 )
 
+    def _batch(self) -> dict[str, Tensor]:
+        """Of its own: models may write to their inputs."""
+        return {key: value.clone() for key, value in self._example.items()}
+
     def _run(self, stages: Sequence[Stage]) -> dict[str, Tensor]:
-        values: Sequence[Tensor] = tuple(self._example.values())
+        values: Sequence[Tensor] = tuple(self._batch().values())
         names: Sequence[str] = self.inputs
         with torch.inference_mode():
             for stage in stages:
@@ -155,7 +159,7 @@ class Traced:
         On `device`, where only one of them is at a time; None: on the one that they are on.
         """
         took_ms = []
-        values: Sequence[Tensor] = tuple(value[:1] for value in self._example.values())
+        values: Sequence[Tensor] = tuple(value[:1] for value in self._batch().values())
         home = values[0].device
         with torch.inference_mode():
             for stage in stages:

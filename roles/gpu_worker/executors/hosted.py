@@ -10,6 +10,7 @@ import statistics
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
@@ -27,6 +29,7 @@ from roles.gpu_worker.executors.message_limits import travelling
 from roles.gpu_worker.executors.slots import InputSlots, Slot
 
 MEASUREMENTS_MAX = 5
+TRACED_MAX = 100_000  # objects of a model that are looked at as it goes
 MEASURE_FOR_MS = 300.0  # per batch size: a slow model is measured once, and is the steadier for it
 
 
@@ -111,11 +114,13 @@ class DeviceReplica:
             return f"the device has no memory for {self.no_memory_for}"
         return self.no_larger if self.batch_size_max == self._batch_size_max else ""
 
-    def weights(self) -> list[weakref.ref[Tensor]]:
-        """The parameters that can be found, to see whether they are gone when this object is."""
-        held = getattr(self._loaded.model, "__dict__", {}).values()
-        modules = [value for value in held if isinstance(value, torch.nn.Module)]
-        return [weakref.ref(tensor) for module in modules for tensor in module.parameters()]
+    def traces(self) -> list[weakref.ref[Any]]:
+        """Of the user's object and its tensors, to see whether they are gone when this object is. Empty: that cannot be seen."""
+        model = self._loaded.model
+        try:
+            return [weakref.ref(one) for one in (model, *_tensors_of(model))]
+        except (TypeError, LookupError):  # a class without weak references; nothing found
+            return []
 
     def shrink(self, batch_size: int) -> int:
         """There was no memory for a batch of that size: the largest one from now on.
@@ -156,13 +161,16 @@ class DeviceReplica:
             began_ms = self._clock.now_ms()
             try:
                 self.run(self._examples(example, size))
-            except torch.OutOfMemoryError:  # warming up comes to it again, and knows what to do
-                return
+            except Exception as error:
+                if is_out_of_memory(error):  # warming up comes to it again, and knows what to do
+                    return
+                raise
             if size > 1 and self._clock.now_ms() - began_ms > 2 * slo_ms:
                 return
 
     def _met(self) -> Mapping[str, Array]:
         """One request's inputs, once they have shown what the outputs are and how many requests a message can hold."""
+        travelling(self.inputs, (), self._batch_size_max)  # what cannot be sent may be nothing that numpy has
         example = {key: value.cpu().numpy() for key, value in self._loaded.example.items()}
         if self.outputs:
             return example
@@ -194,8 +202,8 @@ class DeviceReplica:
         for size in batch_sizes(self._piece_max):
             try:
                 size_ms = yield from self._warm_size(self._examples(example, size), slo_ms)
-            except torch.OutOfMemoryError:
-                if not sizes:
+            except Exception as error:
+                if not (sizes and is_out_of_memory(error)):
                     raise
                 self.no_memory_for = size
                 self._piece_max = sizes[-1]
@@ -282,6 +290,29 @@ class DeviceReplica:
 
     def _on_stream(self) -> Any:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _tensors_of(model: object) -> list[Tensor]:
+    """Those that hang in its attributes, in containers and other objects too. Raises LookupError where none is found among the first ones."""
+    found: list[Tensor] = []
+    seen: dict[int, object] = {}
+    left: list[object] = [model]
+    while left and len(seen) < TRACED_MAX:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            left += one
+        elif not isinstance(one, type | ModuleType | FunctionType):
+            left += getattr(one, "__dict__", {}).values()
+    if left or not found:
+        raise LookupError
+    return found
 
 
 def batch_sizes(batch_size_max: int) -> list[int]:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fabric.clock import Clock
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, error_text
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from profiles.estimator.graph import OperatorGraph
 from profiles.profilers.operator_graph import fake_tensors, operator_graph
 from roles.gpu_worker.executors.base import HEAD_INPUT
 from roles.gpu_worker.executors.cut import CutError, Traced, add_tensor
-from roles.gpu_worker.executors.hosted import check_outputs
+from roles.gpu_worker.executors.hosted import check_outputs, sendable
 from roles.gpu_worker.executors.loaders.base import LoadedModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.merging.heads import load_heads, run_of
@@ -82,6 +82,8 @@ class ProfiledModel:
                 yield count, traced.times_ms(traced.cut(traced.balanced(count, clock)), clock)
             except CutError as error:
                 yield count, str(error)
+            except Exception as error:  # noqa: BLE001  users' code may raise anything: what was measured whole holds
+                yield count, error_text(error)
 
     def graph(self, batch_size: int) -> OperatorGraph:
         """The operators of one batch, by shapes alone. Raises ProfileError for a model that looks at values."""
@@ -115,6 +117,8 @@ class ProfiledModel:
         return value.pin_memory() if self._is_cuda else value
 
     def _fetched(self, value: Tensor) -> Tensor:
+        """As a worker copies it."""
+        value = sendable(value)
         if not self._is_cuda:
             return value
         return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)

@@ -46,7 +46,7 @@ def load_later(spec: LoaderSpec, device: torch.device, part: Part) -> LoadedMode
     if traced.digest != part.digest:
         raise CutError(
             "it has other weights, or another structure, each time it is loaded; the stages of a cut model are loaded by "
-            "themselves and must be of the same one: fix its seed, or load its weights from a file"
+            "themselves and must be of the same one: load its weights from a file, or draw them with a generator of their own"
         )
     return _kept(loaded, traced, part, device)
 

@@ -14,6 +14,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError, error_text
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.base import Job, JobRan, Part
 from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
@@ -67,6 +68,9 @@ class TorchDevice:
         (model,) = spec.models
         hosted, image = self._made(spec, model, device, is_beside=True)
         hosted.try_sizes(model.slo_ms)
+        # What is there when a model is loaded is put out of the collector's sight: no garbage may be among it, such as of
+        # a load that failed. This takes a few ms, as what was there before the load is out of its sight already.
+        gc.collect()
 
         def steps() -> Iterator[ReplicaInfo | None]:
             for _ in hosted.warming(model.slo_ms):
@@ -84,11 +88,11 @@ class TorchDevice:
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """The same with one model of a slice that serves on."""
         hosted = self._hosted.get(slice_id, {}).pop(model_id, None)
-        weights = hosted.weights() if hosted is not None else []
+        traces = hosted.traces() if hosted is not None else None
         del hosted
-        if any(weight() is not None for weight in weights):
-            # They hang in a circle of objects, or somebody else has them. The worker keeps what it loaded out of the
-            # collector's sight, so this takes a moment, and is done only where it is needed.
+        if traces is not None and (not traces or any(trace() is not None for trace in traces)):
+            # It hangs in a circle of objects, or somebody else has it. The worker keeps what it loaded out of the
+            # collector's sight, so this takes a moment, and is done only where it may be needed.
             gc.unfreeze()
             gc.collect()
             gc.freeze()
@@ -111,7 +115,7 @@ class TorchDevice:
 
     def shrunk(self, job: Job, error: BaseException) -> int | None:
         """The largest batch worth granting from now on, where the job failed for want of memory."""
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             return None
         model = self._hosted[job.slice_id][job.model_id]
         before = model.batch_size_max
@@ -127,7 +131,7 @@ class TorchDevice:
             with contextlib.suppress(RuntimeError):  # of a context that is broken too, which is asked next
                 torch.cuda.empty_cache()
             return f"out of memory on the device ({text})"
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             return f"out of memory on the host ({text})"
         return text
 
@@ -232,13 +236,6 @@ def _replica(
         reason=hosted.limited_by,
         heads=hosted.heads,
         not_merged=hosted.not_merged,
-    )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # The CPU allocator has no error class of its own.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in error_text(
-        error
     )
 
 

@@ -149,7 +149,8 @@ class StageCore:
             case Shrunk(_, model_id, batch_size_max):
                 assert self._running is not None, "it was told to"
                 self._shrunk[self._running.message.batch_id] = batch_size_max
-                self._exec_ms[model_id] = self._exec_ms[model_id][:batch_size_max]
+                if model_id in self._exec_ms:  # it may have been forgotten while its batch ran
+                    self._exec_ms[model_id] = self._exec_ms[model_id][:batch_size_max]
                 return []
             case Loaded():
                 self._has_loaded = True

@@ -55,6 +55,7 @@ def _load_user_model(spec: LoaderSpec, name: str, device: torch.device, rank: in
     for key, value in example.items():
         if not isinstance(value, Tensor):
             raise NotAModel(f"{name}.example()[{key!r}] must be a tensor, not {type(value).__name__}")
+    example = {key: value.detach() for key, value in example.items()}
     # A class may look at all its rows at once, or do something beside the device: only its author knows.
     return LoadedModel(model, example, may_capture=spec.cuda_graphs is True)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
-from zipfile import is_zipfile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fabric.errors import error_text
 from fabric.messages import ImagePreprocess, LoaderSpec
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.loaders.base import (
     LoadedModel,
     UnknownModel,
@@ -20,6 +22,7 @@ from roles.gpu_worker.executors.loaders.base import (
     dtype_named,
     reduced,
 )
+from roles.gpu_worker.executors.loaders.seeded import Seeded
 from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 
 IMAGENET: Final = ImagePreprocess(
@@ -73,9 +76,9 @@ def load_torchvision(spec: LoaderSpec, device: torch.device) -> LoadedModel:
         close = difflib.get_close_matches(spec.arch or "", known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UnknownModel(f"torchvision has no classifier {spec.arch!r}{hint}")
-    torch.manual_seed(spec.seed)
     options = {"init_weights": False} if spec.arch in _NO_OWN_DRAW else {}
-    net: nn.Module = models.get_model(spec.arch, weights=None, **options)
+    with Seeded(spec.seed):
+        net: nn.Module = models.get_model(spec.arch, weights=None, **options)
     if spec.weights is not None:
         _put_weights(net, Path(spec.weights))
     else:
@@ -113,14 +116,36 @@ def _put_weights(net: nn.Module, path: Path) -> None:
     """From a safetensors file, or from a zip of torch's own that holds nothing but tensors."""
     if not path.is_file():
         raise WeightsError(f"there is no weights file {path}")
-    is_safe = path.suffix == ".safetensors"
-    if not is_safe and not is_zipfile(path):  # torch's older format is one bare pickle: not even opened
-        raise WeightsError(f"{path} is truncated or not a weights file")
-    try:
-        weights = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError) as error:
-        raise WeightsError(f"{path} is truncated or not a weights file: {error}") from error
+    weights = _read(path)
+    if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+        raise WeightsError(f"{path} holds no tensors by name: save the model's state_dict()")
     try:
         net.load_state_dict(weights)
     except (RuntimeError, TypeError) as error:
         raise WeightsError(f"{path} holds the weights of another model: {error}") from error
+
+
+def _read(path: Path) -> object:
+    is_safe = path.suffix == ".safetensors"
+    if not is_safe and not is_zipfile(path):  # torch's older format is one bare pickle: not even opened
+        raise WeightsError(f"{path} is truncated or not a weights file")
+    if not is_safe and _is_script(path):
+        raise WeightsError(f"{path} is a TorchScript program: save the model's state_dict()")
+    try:
+        return load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken file may raise anything in its reader
+        if is_out_of_memory(error):
+            raise
+        if "Weights only load failed" in str(error):  # torch goes on with the advice to trust the file
+            raise WeightsError(
+                f"{path} holds a whole pickled model, or other objects: save the model's state_dict()"
+            ) from error
+        raise WeightsError(f"{path} is truncated or not a weights file: {error_text(error)}") from error
+
+
+def _is_script(path: Path) -> bool:
+    try:
+        with ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except BadZipFile:  # torch says what is wrong with it
+        return False

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fabric.messages import LoaderSpec
+from profiles.profilers.memory import is_out_of_memory
 from roles.gpu_worker.executors.loaders.base import (
     LoadedModel,
     UnknownModel,
@@ -25,6 +25,7 @@ from roles.gpu_worker.executors.loaders.base import (
     dtype_named,
     reduced,
 )
+from roles.gpu_worker.executors.loaders.seeded import Seeded
 from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
@@ -54,6 +55,9 @@ _HEADS: Final = (
     "pooler",
     "bert.pooler",
 )
+# `load` casts. With another one transformers would make it the default dtype of the whole process for as long as it
+# builds the model: what is served meanwhile would make its tensors in it.
+_BUILT_IN: Final = torch.float32
 _TOKEN: Final = 5  # of the example: above the special tokens of every vocabulary we know
 
 
@@ -94,11 +98,8 @@ def load_transformers(spec: LoaderSpec, device: torch.device) -> LoadedModel:
     declare_missing_operators()
     # HF_HUB_OFFLINE is not set: it is read once in a process, which may load a model from the hub later. It is told call by call.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    torch.manual_seed(spec.seed)
-    if spec.weights is not None or spec.from_hub:
-        net, config = _pretrained(spec)
-    else:
-        net, config = _from_type(spec)
+    with Seeded(spec.seed):
+        net, config = _pretrained(spec) if spec.weights is not None or spec.from_hub else _from_type(spec)
     model = SequenceClassifier(net, config, spec.sequence_length, spec.top_k, dtype_named(spec.dtype))
     model.load(str(device))
     bounds = {"input_ids": (0, int(config.vocab_size) - 1), "attention_mask": (0, 1)}
@@ -123,7 +124,7 @@ def _from_type(spec: LoaderSpec) -> tuple[nn.Module, Any]:
     try:
         config = AutoConfig.for_model(kind, **(_DEFAULTS.get(kind, {}) | given))
         _make_whole(config, spec.sequence_length, has_positions="max_position_embeddings" in given)
-        net: nn.Module = AutoModelForSequenceClassification.from_config(config)
+        net: nn.Module = AutoModelForSequenceClassification.from_config(config, dtype=_BUILT_IN)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UnknownModel(f"transformers cannot build a classifier of type {kind!r}: {error}") from error
     return net, config
@@ -146,11 +147,14 @@ def _pretrained(spec: LoaderSpec) -> tuple[nn.Module, Any]:
         net, loading = AutoModelForSequenceClassification.from_pretrained(
             place,
             config=config,
+            dtype=_BUILT_IN,
             local_files_only=is_local,
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # a broken directory may raise anything in its readers
+        if isinstance(error, UnknownModel) or is_out_of_memory(error):
+            raise
         raise WeightsError(
             f"{place} cannot be loaded: its files are missing, truncated or of another model: {error}"
         ) from error

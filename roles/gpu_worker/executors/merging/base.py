@@ -79,10 +79,7 @@ class Trial:
             for counts in sizes
         ]
         written = {name: _Buffers(member.net) for name, member in members.items()}
-        self._expected = [
-            alone(members, {name: batch for name, batch in batches.items() if count_of(batch)})
-            for batches in self._batches
-        ]
+        self._expected = [self._apart(batches) for batches in self._batches]
         for name, buffers in written.items():
             if buffers.have_changed:
                 raise CannotMerge(f"{name} changes its own buffers when it runs")
@@ -97,6 +94,18 @@ class Trial:
                         raise CannotMerge(
                             f"{name} answers {key} differently when it runs with others' rows{self._rounding(name)}"
                         )
+
+    def _apart(self, batches: Mapping[str, Rows]) -> Answers:
+        given = {
+            name: {key: value.clone() for key, value in batch.items()}
+            for name, batch in batches.items()
+            if count_of(batch)
+        }
+        answers = alone(self._members, given)
+        for name, batch in given.items():
+            if not all(is_same(value, batches[name][key], 0.0, 0.0) for key, value in batch.items()):
+                raise CannotMerge(f"{name} changes its inputs when it runs")
+        return answers
 
     def _rounding(self, name: str) -> str:
         dtypes = {one.dtype for one in self._members[name].net.parameters()}

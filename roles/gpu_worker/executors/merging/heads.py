@@ -209,7 +209,9 @@ def _padded(answer: Tensor, shape: Sequence[int]) -> Tensor:
 
 def outputs_of(loaded: LoadedModel, device: torch.device) -> tuple[TensorInfo, ...]:
     """What an answer of it has for one request. Raises NotAModel."""
-    rows = {key: value[None] for key, value in _on(device, loaded.example).items()}
+    rows = {
+        key: value[None].clone() for key, value in _on(device, loaded.example).items()
+    }  # `infer` may write to it
     answer = run_of(loaded)(rows)
     check_outputs(answer, 1, type(loaded.model).__name__)
     return signature({key: sendable(value[0]) for key, value in sorted(answer.items())})

@@ -103,7 +103,7 @@ class Played:
             self._gpu.watts = 53.5 + KNOWN.power_w_per_rps * active.ability_rps + KNOWN.power_w
             yield {"event": "starts", "batch_size": size}
             if limit is not None and size >= limit:
-                yield {"event": "no_memory", "batch_size": size}
+                yield {"event": "no_larger", "batch_size": size, "reason": "out of memory"}
                 break
             ms = active.active_ms + SCHED_MS + size * sum(BYTES) / PCIE
             self._gpu.wait_for_samples()

@@ -329,3 +329,110 @@ class LeavesOut(Doubler):
     def pre(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The others."""
         return {"x": batch["x"][~batch["x"].isnan().any(dim=1)]}
+
+
+class _Holder:
+    pass
+
+
+class WeightyInside(Weighty):
+    """Holds its module in a container, and the module holds that: the collector undoes it, though the object itself goes at once."""
+
+    def load(self, device: str) -> None:
+        """Make it."""
+        super().load(device)
+        self.held: object = self.hold(self.__dict__.pop("module"))
+
+    def hold(self, module: torch.nn.Module) -> object:
+        """A list with it."""
+        return module.__dict__.setdefault("owner", [module])
+
+
+class WeightyInAMapping(WeightyInside):
+    """The same in a dict."""
+
+    def hold(self, module: torch.nn.Module) -> object:
+        """A dict with it."""
+        return module.__dict__.setdefault("owner", {"module": module})
+
+
+class WeightyInAnObject(WeightyInside):
+    """The same in an object, as a pipeline of models is one."""
+
+    def hold(self, module: torch.nn.Module) -> object:
+        """An object with it."""
+        holder = _Holder()
+        holder.module = module  # type: ignore[attr-defined]
+        return module.__dict__.setdefault("owner", holder)
+
+
+class WeightyInAClosure(WeightyInside):
+    """The same in a function, where nobody looks for it."""
+
+    def hold(self, module: torch.nn.Module) -> object:
+        """A function with it."""
+        return module.__dict__.setdefault("owner", lambda: module)
+
+
+class WeightyAndWrong(WeightyInACircle):
+    """Has weights in a circle, and cannot be served."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A row too many."""
+        return {"twice": torch.zeros(len(batch["x"]) + 1, 3)}
+
+
+class FailsAboveFour(Doubler):
+    """Raises what `error` says for batches of more than four."""
+
+    error: ClassVar[Callable[[], object]] = staticmethod(lambda: None)
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As it says."""
+        if len(batch["x"]) > 4:
+            FailsAboveFour.error()
+        return super().infer(batch)
+
+
+class FourRowsAtMost(Doubler):
+    """Cannot take more."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Says so."""
+        if len(batch["x"]) > 4:
+            raise ValueError("four rows at most")
+        return super().infer(batch)
+
+
+class OutOfHostMemoryAboveFour(Doubler):
+    """Has no memory for more."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Asks for it."""
+        if len(batch["x"]) > 4:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        return super().infer(batch)
+
+
+class Bfloat16Example(Doubler):
+    """Its input has a dtype that cannot be sent."""
+
+    def example(self) -> dict[str, Tensor]:
+        """In bfloat16."""
+        return {"x": torch.zeros(3, dtype=torch.bfloat16)}
+
+
+class ExampleWithGradient(Doubler):
+    """Its example is a parameter's value."""
+
+    def example(self) -> dict[str, Tensor]:
+        """It wants a gradient."""
+        return {"x": torch.zeros(3, requires_grad=True)}
+
+
+class HalfAnswers(Doubler):
+    """Answers in bfloat16, which is sent as float32."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One number in two bytes."""
+        return {"half": batch["x"].sum(dim=1).to(torch.bfloat16)}

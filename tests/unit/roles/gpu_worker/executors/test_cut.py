@@ -271,3 +271,28 @@ def test_a_model_with_anything_else_in_it_is_another_one(change: Callable[[Norme
     assert Traced(other, other.example()).digest == digest
     change(other)
     assert Traced(other, other.example()).digest != digest
+
+
+class WritesToItsInput(Chain):
+    """Shifts what it is given where it lies."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        batch["x"] -= 0.5
+        return {"y": self.net(batch["x"])}
+
+
+def test_a_model_that_writes_to_its_input_is_cut_and_its_example_stays() -> None:
+    model = WritesToItsInput()
+    example = {"x": torch.arange(6.0)}
+    traced = Traced(model, example)
+    stages = traced.cut([2])
+    for _ in range(2):
+        traced.check(stages)
+        traced.times_ms(stages, CLOCK)
+    expected = model.infer({"x": torch.arange(6.0)[None]})["y"]
+    values: Sequence[Tensor] = (torch.arange(6.0)[None],)
+    with torch.inference_mode():
+        for stage in stages:
+            values = stage.run(values)
+    assert torch.allclose(values[0], expected)
+    assert example["x"].tolist() == [0, 1, 2, 3, 4, 5]

@@ -16,7 +16,7 @@ import torch
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId
 from fabric.link import NamedTensor
-from fabric.messages import LoaderSpec, ModelSpec, SliceSpec
+from fabric.messages import LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import (
     ExecutorEvent,
     Job,
@@ -29,6 +29,7 @@ from roles.gpu_worker.executors.base import (
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
+from roles.gpu_worker.shell import WorkerShell
 from tests.scarcity import no_threads
 from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.worker_builders import SLICE, model_spec, slice_spec
@@ -144,7 +145,17 @@ def test_a_load_that_hangs_is_given_up_and_the_next_one_does_not_wait_for_it() -
         assert set(device._hosted[SLICE]) == {"Doubler", "Echo"}
 
 
-@pytest.mark.parametrize("name", ["Weighty", "WeightyInACircle"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Weighty",
+        "WeightyInACircle",
+        "WeightyInside",
+        "WeightyInAMapping",
+        "WeightyInAnObject",
+        "WeightyInAClosure",
+    ],
+)
 def test_the_memory_of_a_model_is_given_back_when_it_goes(name: str) -> None:
     with serving("Doubler") as (executor, _):
         executor.load_model(hosting(name), 1)
@@ -156,6 +167,36 @@ def test_the_memory_of_a_model_is_given_back_when_it_goes(name: str) -> None:
         executor.run(job("Doubler"), 0.0)
         assert isinstance(next_event(executor), JobRan)
         assert weight() is None
+        gc.unfreeze()
+
+
+def test_the_memory_of_a_load_that_failed_is_given_back_whatever_is_loaded_next() -> None:
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting("WeightyAndWrong"), 1)
+        failed = next_event(executor)
+        assert isinstance(failed, ModelLoaded)
+        assert failed.replica is None
+        (weight,) = models_for_tests.Weighty.made
+        until(lambda: not any(one.name == "loading" for one in threading.enumerate()))
+        executor.load_model(hosting("Echo"), 2)
+        ready = next_event(executor)
+        assert isinstance(ready, ModelLoaded)
+        assert ready.replica is not None
+        assert weight() is None, "before the worker puts what is there out of the collector's sight"
+
+
+def test_what_is_there_is_put_out_of_the_collectors_sight_when_a_model_is_loaded_not_when_that_failed() -> (
+    None
+):
+    replica = ReplicaInfo(model_id=ModelId("m"), batch_size_max=1, exec_ms=(1.0,))
+    shell = WorkerShell.__new__(WorkerShell)
+    gc.unfreeze()
+    try:
+        shell._from_thread(ModelLoaded(SLICE, 1, None, "no file"))
+        assert gc.get_freeze_count() == 0
+        shell._from_thread(ModelLoaded(SLICE, 2, replica))
+        assert gc.get_freeze_count() > 0
+    finally:
         gc.unfreeze()
 
 

@@ -20,10 +20,12 @@ from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
+from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.integration.proc import until
+from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
 from tests.worker_builders import MODEL, SLICE
 
@@ -244,6 +246,45 @@ def test_no_memory_for_a_capture_is_no_memory() -> None:
     assert buckets.problem is None
 
 
+@pytest.mark.parametrize("constant", [torch.ones(4, 4), torch.ones(1, 3), torch.tensor(2.0), None])
+def test_a_model_that_takes_more_than_its_rows_runs_eagerly(constant: torch.Tensor | None) -> None:
+    """As where `pre` adds a mask: it has no row for each request, so it cannot be padded."""
+    buckets = Buckets(lambda batch: {"y": batch["x"] * 2}, stand_in([]))
+    for size in (1, 2, 4):
+        batch = {"x": torch.ones(size, 3), "constant": constant}
+        buckets.prepare(batch)  # type: ignore[arg-type]
+        assert buckets(batch)["y"].shape == (size, 3)  # type: ignore[arg-type]
+    assert buckets.sizes == ()
+    assert buckets.problem == "an input's first axis is not the batch"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.full((2, 1), 5.0)},
+        {"x": torch.full((2, 5), 5.0)},
+        {"x": torch.full((2, 3), 5, dtype=torch.int64)},
+        {"x": torch.full((2, 3), 1e300, dtype=torch.float64)},
+        {"x": torch.full((2, 3), 5.0), "scale": torch.ones(2)},
+        {"x": torch.full((2, 3), 5.0), "scale": torch.ones(1)},
+        {"x": torch.full((2, 3, 3), 5.0)},
+    ],
+    ids=["narrow", "wide", "whole", "double", "another", "constant", "deep"],
+)
+def test_a_batch_that_is_not_as_it_was_captured_gets_its_own_answer(batch: dict[str, torch.Tensor]) -> None:
+    def infer(given: dict[str, torch.Tensor]) -> Outputs:
+        return {"y": given["x"].flatten(1).sum(dim=1) * given.get("scale", torch.ones(1))}
+
+    made: list[Replayed] = []
+    buckets = Buckets(infer, stand_in(made))
+    for size in (1, 2, 4):
+        buckets.prepare({"x": torch.ones(size, 3)})
+    assert torch.equal(buckets(batch)["y"], infer(batch)["y"])
+    assert not any(one.replays for one in made)
+    assert buckets({"x": torch.full((3, 3), 5.0)})["y"].tolist() == [15, 15, 15]
+    assert made[-1].replays == 1
+
+
 def test_a_table_in_steps_holds_the_time_of_the_size_that_runs() -> None:
     assert stepped([1, 2, 4, 6], [3.0, 2.0, 5.0, 9.0]) == (3.0, 3.0, 5.0, 5.0, 9.0, 9.0)
 
@@ -259,6 +300,50 @@ def test_pre_and_post_run_around_infer(capture: Capture | None) -> None:
 
 
 # ---------------------------------------------------------------- memory
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        lambda: torch.empty(1 << 50, dtype=torch.uint8),
+        raises(MemoryError()),
+        raises(torch.OutOfMemoryError("CUDA out of memory")),
+    ],
+    ids=["torch", "host", "device"],
+)
+def test_warming_up_ends_at_the_first_size_that_there_is_no_memory_for(
+    lack: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_for_tests.FailsAboveFour, "error", staticmethod(lack))
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:FailsAboveFour"), CPU)
+    model = DeviceReplica("m", loaded, 32, CPU, MonotonicClock())
+    model.try_sizes(60_000.0)
+    model.warm(60_000.0)
+    assert (model.batch_size_max, model.limited_by) == (4, "the device has no memory for 8")
+
+
+def test_warming_up_fails_with_anything_else_that_a_model_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        models_for_tests.FailsAboveFour, "error", staticmethod(raises(ValueError("four rows at most")))
+    )
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:FailsAboveFour"), CPU)
+    model = DeviceReplica("m", loaded, 32, CPU, MonotonicClock())
+    for step in (model.try_sizes, model.warm):
+        with pytest.raises(ValueError, match="four rows at most"):
+            step(60_000.0)
+
+
+def test_an_example_that_cannot_be_sent_is_named_and_one_with_a_gradient_can_be() -> None:
+    with pytest.raises(NotAModel, match="input 'x' has dtype bfloat16, which cannot be sent"):
+        hosted("Bfloat16Example")
+    assert hosted("ExampleWithGradient").batch_size_max == 8
 
 
 def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pieces() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 from fabric.clock import MonotonicClock
-from fabric.messages import LoaderSpec
+from fabric.ids import ModelId
+from fabric.messages import HeadSpec, LoaderSpec
 from roles.gpu_worker.executors.hosted import DeviceReplica
 from roles.gpu_worker.executors.loaders.base import LoaderError, NotAModel, UnknownModel, WeightsError
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.loaders.torch_compat import declare_missing_operators
 from roles.gpu_worker.executors.loaders.torchvision import IMAGENET
+from roles.gpu_worker.executors.merging.heads import load_heads
 
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
 CPU = torch.device("cpu")
@@ -147,6 +151,53 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     with pytest.raises(WeightsError, match="not a weights file"):
         load_model(zoo(weights=path), CPU)
+
+
+def pickled(value: object) -> Callable[[Path], None]:
+    return lambda path: torch.save(value, path)
+
+
+def scripted(path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(path)  # type: ignore[no-untyped-call]
+
+
+def zipped(content: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with ZipFile(path, "w") as archive:
+            archive.writestr("a/data.pkl", content)
+            archive.writestr("a/version", "3\n")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (pickled(torch.nn.Linear(2, 2)), r"whole pickled model.*save the model's state_dict\(\)"),
+        (scripted, r"is a TorchScript program: save the model's state_dict\(\)"),
+        (pickled({1: torch.ones(2)}), "holds no tensors by name"),
+        (pickled([torch.ones(2)]), "holds no tensors by name"),
+        (pickled(torch.ones(2)), "holds no tensors by name"),
+        (pickled({"classifier.1.weight": 1}), "of another model"),
+        (zipped(b""), "truncated or not a weights file"),
+        (zipped(b"garbage"), "not a weights file|whole pickled model"),
+        (zipped(b"cos\nsystem\n(S'true'\ntR."), "whole pickled model"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_file_that_holds_something_else_is_named_and_nobody_is_told_to_trust_it(
+    write: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.pt"
+    write(path)
+    with pytest.raises(WeightsError, match=reason) as refused:
+        load_model(zoo(weights=path), CPU)
+    with pytest.raises(LoaderError, match=f"^head small: .*(?:{reason})") as refused_head:
+        load_heads([HeadSpec(ModelId("small"), None, zoo(weights=path))], CPU)
+    for told in (str(refused.value), str(refused_head.value)):
+        assert str(path) in told
+        assert "weights_only" not in told
+        assert "\x1b" not in told
 
 
 def test_a_missing_weights_file_is_named(tmp_path: Path) -> None:

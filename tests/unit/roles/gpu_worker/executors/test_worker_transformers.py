@@ -199,3 +199,25 @@ def test_a_type_that_does_not_exist_or_does_not_classify_text_is_explained() -> 
         load_model(LoaderSpec(zoo="transformers", arch="vit"), CPU)
     with pytest.raises(UnknownModel, match="cannot build a classifier of type 'bert'"):
         load_model(small("bert", hidden_size=33), CPU)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": "big"},
+        {"hidden_act": "nope"},
+        {"dtype": "float99"},
+        {"model_type": 5},
+        {"num_attention_heads": 0},
+    ],
+)
+def test_a_directory_whose_configuration_is_wrong_is_named(
+    change: dict[str, Any], directory: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "config.json").write_text(
+        json.dumps(json.loads((directory / "config.json").read_text()) | change)
+    )
+    with pytest.raises(WeightsError, match=f"{tmp_path} cannot be loaded"):
+        load_model(LoaderSpec(zoo="transformers", weights=str(tmp_path), sequence_length=TOKENS), CPU)

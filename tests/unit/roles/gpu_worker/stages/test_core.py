@@ -174,3 +174,13 @@ def test_a_model_that_nobody_wants_any_more_is_forgotten_loaded_or_not() -> None
 
 def test_a_broken_device_ends_the_process() -> None:
     assert serving().handle(DeviceBroken("poisoned"), 0.0) == [End(1, "poisoned")]
+
+
+def test_a_model_that_is_forgotten_while_its_batch_runs_out_of_memory_is_not_missed() -> None:
+    core = serving()
+    core.handle(came(1), 0.0)
+    core.handle(StageAsked(UnloadStage(SLICE, MODEL)), 1.0)
+    assert core.handle(Shrunk(SLICE, MODEL, 1), 2.0) == []
+    (failed,) = failures(core.handle(RunFailed(SLICE, BatchId(1), "no memory"), 2.0))
+    assert failed.reason == "no memory"
+    assert failures(core.handle(came(2), 3.0)), "it is still forgotten"

@@ -18,6 +18,7 @@ from fabric.messages import PREFIX, HeadSpec, LoaderSpec, ModelSpec, SliceSpec
 from roles.gpu_worker.executors.base import HEAD_INPUT, Job, JobPart
 from roles.gpu_worker.executors.loaders.base import LoadedModel, LoaderError, NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
+from roles.gpu_worker.executors.merging import GROUPS
 from roles.gpu_worker.executors.merging import heads as heads_module
 from roles.gpu_worker.executors.merging.heads import load_heads
 from roles.gpu_worker.executors.merging.stacked import StackedGroup
@@ -424,3 +425,42 @@ def test_a_head_may_make_several_rows_of_a_request(monkeypatch: pytest.MonkeyPat
     infer, plain = joint(monkeypatch, merge, TwoViews), joint(monkeypatch, merge, Two)
     for values, heads in [((1.0, 2.0, 3.0), (0, 1, 1)), ((1.0, 2.0), (0, 1)), ((1.0, 2.0), (1, 1))]:
         assert torch.allclose(infer(values, heads), plain(values, heads), atol=1e-5)
+
+
+class CountsFromOne(Two):
+    """Changes its numbers where they lie: a second time they would be beyond its table."""
+
+    def load(self, device: str) -> None:
+        torch.manual_seed(self.classes)
+        self.net = nn.Embedding(10, self.classes).eval().to(device)  # type: ignore[assignment]  # as any user's
+
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        batch["x"] += 1
+        return {"logits": self.net(batch["x"])}
+
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.full((3,), 8)}
+
+
+class ShiftsInPlace(Two):
+    """The same with layers that others have too."""
+
+    def infer(self, batch: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        batch["x"] -= 0.5
+        return {"logits": self.net(batch["x"])}
+
+
+@pytest.mark.parametrize("merge", GROUPS)
+@pytest.mark.parametrize("class_", [CountsFromOne, ShiftsInPlace])
+def test_heads_that_write_to_their_inputs_answer_what_they_do_alone(class_: type[Two], merge: str) -> None:
+    loaded = load_heads([head("a", class_), head("b", class_)], CPU, merge)
+    if class_ is ShiftsInPlace:
+        assert loaded.not_merged == "a changes its inputs when it runs"
+    alone = class_()
+    alone.load("cpu")
+    rows = torch.stack(list(alone.example().values()) * 4)
+    with torch.inference_mode():
+        expected = alone.infer({"x": rows.clone()})["logits"]
+        found = loaded.model.infer({"x": rows.clone(), HEAD_INPUT: torch.tensor([0, 1, 1, 0])})["logits"]
+    assert torch.allclose(found, expected)
+    assert loaded.example["x"].tolist() == class_().example()["x"].tolist()
