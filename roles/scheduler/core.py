@@ -148,7 +148,7 @@ class SchedulerCore:
     def measured(self, now_ms: float) -> Iterator[Measured]:
         """Its figures, for a page of metrics."""
         plan = None if self.controller is None else self.controller.report(now_ms)
-        return measured_batches(self._fleet, self._batches, self._discipline, plan)
+        return measured_batches(self._fleet, self._batches, plan)
 
     @property
     def batches_ended(self) -> int:
@@ -560,7 +560,7 @@ class SchedulerCore:
             self._fleet.gpu_reports(now_ms),
             None if self.controller is None else self.controller.report(now_ms),
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
-            queued={str(one): float(self._discipline.queued(one)) for one in self._fleet.slos_ms},
+            queued={str(one): float(self._batches.queued(one)) for one in self._fleet.slos_ms},
         )
         return [Send(peer, listed)]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from fabric.ids import ModelId
 from fabric.messages import PlanReport, SchedulerStanding
-from policies.batching.base import Discipline
 from roles.runtime.metrics import catalog
 from roles.runtime.metrics.snapshot import MS, Measured, buckets_of
 from roles.scheduler.dispatch.batches import Batches
@@ -24,9 +23,7 @@ def measured_standing(standing: SchedulerStanding) -> Iterator[Measured]:
     yield Measured(catalog.STANDBYS, (), len(standing.standbys))
 
 
-def measured_batches(
-    fleet: Fleet, batches: Batches, discipline: Discipline, plan: PlanReport | None
-) -> Iterator[Measured]:
+def measured_batches(fleet: Fleet, batches: Batches, plan: PlanReport | None) -> Iterator[Measured]:
     """What an active scheduler knows of models, slices and its plan."""
     recorder = batches.recorder
     recorder.keep_slices(set(fleet.slices))
@@ -36,7 +33,7 @@ def measured_batches(
         yield Measured(catalog.BATCH_SIZE, (model_id,), buckets_of(sizes, 1.0))
     for (model_id, reason), count in recorder.drops.items():
         yield Measured(catalog.DROPS, (model_id, reason), count)
-    yield from _models(fleet, discipline, batches)
+    yield from _models(fleet, batches)
     yield from _slices(fleet)
     for (slice_id, model_id), busy_ms in recorder.busy_ms.items():
         yield Measured(catalog.SLICE_BUSY, (slice_id, model_id), busy_ms * MS)
@@ -50,12 +47,12 @@ def measured_batches(
         yield from _plan(plan)
 
 
-def _models(fleet: Fleet, discipline: Discipline, batches: Batches) -> Iterator[Measured]:
+def _models(fleet: Fleet, batches: Batches) -> Iterator[Measured]:
     for model_id, slo_ms in fleet.slos_ms.items():
         model = (str(model_id),)
         yield Measured(catalog.SLO, model, slo_ms * MS)
         yield Measured(catalog.REPLICAS, model, fleet.replicas[model_id])
-        yield Measured(catalog.QUEUE, model, discipline.queued(model_id) + batches.unserved.count(model_id))
+        yield Measured(catalog.QUEUE, model, batches.queued(model_id))
         yield Measured(catalog.RETURNS, model, _returned(batches.tallies, model_id))
 
 
