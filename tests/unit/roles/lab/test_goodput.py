@@ -13,6 +13,7 @@ import pytest
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED
 from roles.config.read_config import parse_config
+from roles.lab import goodput
 from roles.lab.goodput import (
     ARRIVALS_OF_THE_RAREST,
     BOUND_MARGIN,
@@ -32,6 +33,12 @@ RESNET = {
     "profile": {"alpha_ms": 1.053, "beta_ms": 5.072},
 }
 BERT = {"name": "bert", "slo_ms": 60, "rate_rps": 100, "profile": {"alpha_ms": 2, "beta_ms": 6}}
+
+
+@pytest.fixture
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not about how well a rate is known: a fifth of the time."""
+    monkeypatch.setattr(goodput, "ARRIVALS_OF_THE_RAREST", 400)
 
 
 def question(*models: dict[str, Any], duration_s: float = 2.0, **cluster: Any) -> Question:
@@ -113,6 +120,7 @@ def test_goodput_is_just_under_what_a_gpu_can_do() -> None:
     assert found.duration_s == pytest.approx(2000 / found.goodput_rps)
 
 
+@pytest.mark.usefixtures("short_windows")
 def test_the_answer_does_not_depend_on_the_number_of_workers() -> None:
     asked = question(RESNET)
     assert answer(asked, workers=4) == answer(asked, workers=1)
@@ -127,6 +135,7 @@ def test_proportions_are_kept_and_the_rarest_model_sets_the_window() -> None:
     assert found.rates_rps[ModelId("resnet50")] == pytest.approx(3 * found.rates_rps[ModelId("bert")])
 
 
+@pytest.mark.usefixtures("short_windows")
 def test_the_median_of_the_seeds_counts() -> None:
     found = answer(question(RESNET), seeds=(1, 2, 3), workers=2)
     assert found.goodput_rps == sorted(found.per_seed_rps)[1]
@@ -177,6 +186,7 @@ def application(**keys: Any) -> dict[str, Any]:
     return {"name": "app", "slo_ms": 90, "rate_rps": 50, "stages": stages, **keys}
 
 
+@pytest.mark.usefixtures("short_windows")
 def test_goodput_of_an_application_is_counted_from_end_to_end() -> None:
     models = [
         {key: value for key, value in one.items() if key not in ("slo_ms", "rate_rps")}
@@ -241,6 +251,7 @@ def varying(path: Path, models: list[dict[str, Any]]) -> Question:
     return question_of(config, warmup_s=0.5, duration_s_min=2.0)
 
 
+@pytest.mark.usefixtures("short_windows")
 @pytest.mark.parametrize("case", VARYING)
 def test_the_answer_is_a_rate_that_was_offered_and_no_schedule_carries_more(
     tmp_path: Path, case: str
