@@ -23,7 +23,9 @@ import secrets
 import stat
 from bisect import bisect_left
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,7 @@ SCHEME: Final = "memory://"
 SWITCH: Final = "TENUTO_SHARED_MEMORY"
 ARENAS_BORROWED_MAX: Final = 1_024
 ARENAS_LOOKED_AT_MAX: Final = 128  # at once: each takes some 8 us
+ARENAS_LOOKED_AT_TO_OPEN: Final = 4  # so clients that come and go in a moment leave little behind
 ALIGNMENT: Final = 4_096  # whole pages: the bytes of two requests never share a cache line
 EPOCH_PUTS: Final = 512
 EPOCHS_KEPT: Final = 4  # pages that none of the last so many epochs needed go back to the system
@@ -204,11 +207,15 @@ class Borrowed:
             self._to_look_at = list(self._arenas)
         looked_at = self._to_look_at[-ARENAS_LOOKED_AT_MAX:]
         del self._to_look_at[-ARENAS_LOOKED_AT_MAX:]
-        for name in looked_at:
+        self._look_at(looked_at)
+
+    def _look_at(self, names: Sequence[str]) -> None:
+        for name in names:
             if name in self._arenas and not _is_there(name):
                 del self._arenas[name]
 
     def _open(self, name: str) -> memoryview:
+        self._look_at(list(islice(self._arenas, ARENAS_LOOKED_AT_TO_OPEN)))
         if len(self._arenas) >= self._arenas_max:  # to open it again takes 0.1 ms
             self._arenas.popitem(last=False)
         arena = self._arenas[name] = _mapped(name)
