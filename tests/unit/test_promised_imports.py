@@ -74,6 +74,12 @@ def test_what_the_client_promises_says_its_types_when_asked() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def imported_by(code: str) -> set[str]:
+    """The names of all modules that a process has loaded when it has done that."""
+    command = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split())
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -87,13 +93,7 @@ def test_what_the_client_promises_says_its_types_when_asked() -> None:
 )
 def test_what_never_has_tensors_starts_without_numpy(module: str) -> None:
     """It would be three tenths of a start, and 10 MB."""
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys, {module}; print('numpy' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.strip() == "False"
+    assert "numpy" not in imported_by(f"import {module}")
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,12 @@ def test_what_never_has_tensors_starts_without_numpy(module: str) -> None:
 )
 def test_what_asks_for_no_inference_starts_without_the_client(module: str) -> None:
     """It and asyncio would be a sixth of what `tenuto status` takes."""
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys, {module}; print(sys.modules.keys() & {{'asyncio', 'fabric.client'}})",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.strip() == "set()"
+    assert not imported_by(f"import {module}") & {"asyncio", "fabric.client"}
 
 
 def test_reading_a_configuration_needs_no_numpy() -> None:
     """Every role and most commands read one, and with it the policies that it names, or that are taken where it names none."""
-    code = (
-        "import sys, pathlib\n"
-        "from roles.config.read_config import load_config\n"
-        "load_config(pathlib.Path('examples/cluster.yaml'))\n"
-        "print('numpy' in sys.modules)\n"
+    load = (
+        "from roles.config.read_config import load_config; load_config(pathlib.Path('examples/cluster.yaml'))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ran.stdout.strip() == "False"
+    assert "numpy" not in imported_by(f"import pathlib; {load}")
