@@ -131,6 +131,14 @@ def check_tensor_parameters(name: str, parameters: Parameters) -> None:
         )
 
 
+def checked_rows(info: ModelInfo | None, inference: Inference) -> Rows:
+    """Its requests, and that it asks for no output that the model does not have. Raises as `rows_of` does."""
+    rows = rows_of(info, inference.inputs)
+    if info is not None and info.outputs:
+        _check_outputs(inference, [one.name for one in info.outputs])
+    return rows
+
+
 def rows_of(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> Rows:
     """Split what came into requests. `info` None: the model is not known here, the frontend decides.
 
@@ -164,11 +172,11 @@ def wanted_of(inference: Inference, outputs: Mapping[str, Tensor]) -> Sequence[t
     """Name, array and whether it goes as binary, in the order that was asked for. Raises InvalidInput for an unknown one."""
     if not inference.outputs:
         return [(name, array, inference.is_binary) for name, array in outputs.items()]
-    check_outputs(inference, list(outputs))
+    _check_outputs(inference, list(outputs))
     return [(one.name, outputs[one.name], one.is_binary) for one in inference.outputs]
 
 
-def check_outputs(inference: Inference, known: Sequence[str]) -> None:
+def _check_outputs(inference: Inference, known: Sequence[str]) -> None:
     """Raises InvalidInput where an output is asked for that the model does not have."""
     for one in inference.outputs:
         if one.name not in known:

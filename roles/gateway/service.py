@@ -133,9 +133,9 @@ class Service:
             await asyncio.shield(self._listing)
         return self._known
 
-    def goes_by_shapes(self, failure: Failure) -> bool:
-        """Whether it may be for what the model was thought to take."""
-        return failure.code in _BY_SHAPES
+    def may_be_outdated(self, info: ModelInfo | None, failure: Failure) -> bool:
+        """Whether a request may have been refused for what its model was thought to be: then ask what has `changed`."""
+        return info is None or failure.code in _BY_SHAPES
 
     async def changed(
         self, model: str, info: ModelInfo | None, failure: Failure, *, is_frontends: bool
@@ -145,7 +145,7 @@ class Service:
         `is_frontends`: who refused it. Raises ModelNotFound, whatever else is wrong, of a model that there is not.
         """
         # Of a model that is not known here, and whose inputs a frontend has looked at, a former listing is of no use.
-        goes_by_shapes = self.goes_by_shapes(failure)
+        goes_by_shapes = failure.code in _BY_SHAPES
         is_late = info is None and is_frontends and goes_by_shapes
         try:
             found = (await self.models(self.clock.now_ms() if is_late else None)).get(ModelId(model))

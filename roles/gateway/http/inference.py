@@ -12,7 +12,7 @@ from roles.gateway.http.connection import Answer, Cancellable, failed
 from roles.gateway.http.messages import Reply, Request
 from roles.gateway.http.predict import read_predict, write_predict
 from roles.gateway.http.protocol_v2 import LENGTH_HEADER, read_infer, write_infer, write_json
-from roles.gateway.inference import Inference, Rows, check_outputs, outputs_of, rows_of
+from roles.gateway.inference import Inference, Rows, checked_rows, outputs_of
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
 from roles.runtime.process import log
@@ -63,10 +63,7 @@ class HttpInference:
         if self._is_plain:
             return read_predict(self._model, body, head.headers.get("content-type", ""), head.query, info)
         inference = read_infer(self._model, body, head.headers.get(LENGTH_HEADER))
-        rows = rows_of(info, inference.inputs)
-        if info is not None and info.outputs:
-            check_outputs(inference, [one.name for one in info.outputs])
-        return inference, rows
+        return inference, checked_rows(info, inference)
 
     def _on_end(self, info: ModelInfo | None, inference: Inference, rows: Rows, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
@@ -80,7 +77,7 @@ class HttpInference:
             self._end(outcome, reply)
 
     def _refused(self, info: ModelInfo | None, failure: Failure, *, is_frontends: bool) -> None:
-        if self._was_changed or (info is not None and not self._service.goes_by_shapes(failure)):
+        if self._was_changed or not self._service.may_be_outdated(info, failure):
             self._end(failure)
             return
         self._was_changed = True  # it is looked once

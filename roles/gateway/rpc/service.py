@@ -18,7 +18,7 @@ from fabric.messages import ModelInfo
 from roles.gateway import descriptions
 from roles.gateway.failures import GONE, Failure, TooSlow, failure_of
 from roles.gateway.http.limits import BodyBudget, HttpLimits
-from roles.gateway.inference import Inference, Rows, check_outputs, check_version, outputs_of, rows_of
+from roles.gateway.inference import Inference, Rows, check_version, checked_rows, outputs_of
 from roles.gateway.repository import Repository, load, unload
 from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call
 from roles.gateway.rpc.held import Held
@@ -241,7 +241,7 @@ class RpcService:
             failure, is_frontends = error.failure, True
         except FabricError as error:
             failure = failure_of(error)
-        if info is not None and not self._service.goes_by_shapes(failure):
+        if not self._service.may_be_outdated(info, failure):
             raise Failed(failure)
         found = await self._service.changed(request.model_name, info, failure, is_frontends=is_frontends)
         if found is None:
@@ -252,9 +252,7 @@ class RpcService:
         self, info: ModelInfo | None, request: Any, began_at_ms: float, context: Any
     ) -> tuple[Inference, Rows, Answered]:
         inference = read_infer(request)
-        rows = rows_of(info, inference.inputs)
-        if info is not None and info.outputs:
-            check_outputs(inference, [one.name for one in info.outputs])
+        rows = checked_rows(info, inference)
         budget_ms = self._budget_ms(inference, began_at_ms, context)
         return inference, rows, await self._asked(inference, rows, budget_ms)
 

@@ -117,9 +117,10 @@ class DeviceReplica:
     def traces(self) -> list[weakref.ref[Any]]:
         """Of the user's object and its tensors, to see whether they are gone when this object is. Empty: that cannot be seen."""
         model = self._loaded.model
+        tensors = _tensors_of(model)
         try:
-            return [weakref.ref(one) for one in (model, *_tensors_of(model))]
-        except (TypeError, LookupError):  # a class without weak references; nothing found
+            return [weakref.ref(one) for one in (model, *tensors)] if tensors else []
+        except TypeError:  # a class without weak references
             return []
 
     def shrink(self, batch_size: int) -> int:
@@ -293,7 +294,7 @@ class DeviceReplica:
 
 
 def _tensors_of(model: object) -> list[Tensor]:
-    """Those that hang in its attributes, in containers and other objects too. Raises LookupError where none is found among the first ones."""
+    """Those that hang in its attributes, in containers and other objects too; none where there are too many objects to look at."""
     found: list[Tensor] = []
     seen: dict[int, object] = {}
     left: list[object] = [model]
@@ -310,9 +311,7 @@ def _tensors_of(model: object) -> list[Tensor]:
             left += one
         elif not isinstance(one, type | ModuleType | FunctionType):
             left += getattr(one, "__dict__", {}).values()
-    if left or not found:
-        raise LookupError
-    return found
+    return [] if left else found
 
 
 def batch_sizes(batch_size_max: int) -> list[int]:
