@@ -95,12 +95,14 @@ def groups_of(
         at_once[model_id] = sum(pool.at_once for pool in own)
     hosted = [frozenset(class_.model_id for class_ in pool.classes) for pool in pools.values()]
     share_before = {model_id: group.wait_losses.share for group in before for model_id in group.model_ids}
+    found = components(hosted)
+    number_of = {model_id: number for number, component in enumerate(found) for model_id in component}
+    pools_of: list[list[Pool[Candidate]]] = [[] for _ in found]
+    for pool in pools.values():
+        pools_of[number_of[pool.classes[0].model_id]].append(pool)
     groups = []
-    for component in components(hosted):
+    for component, group_pools in zip(found, pools_of, strict=True):
         model_ids = sorted(component & states.keys())
-        group_pools = [
-            pool for pool, models in zip(pools.values(), hosted, strict=True) if models <= component
-        ]
         sharing = [
             Sharing(
                 counts[model_id].gate,

@@ -171,7 +171,7 @@ def test_the_same_events_give_the_same_decisions(
 def test_the_same_holds_while_tenuto_plans_in_parts(script: list[Step]) -> None:
     """As it does where there are many models: anything may happen between two parts."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tenuto, "MODELS_AT_ONCE", 0)
+        patched.setattr(tenuto, "MODELS_A_PART", 0)
         first, second = play("tenuto", {}, script), play("tenuto", {}, script)
     assert first.count("waiting") == 0
     assert first.batches == second.batches

@@ -16,6 +16,7 @@ them to those that cannot, and goes when one more is idle or it has to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Final
 
@@ -26,7 +27,7 @@ from policies.batching.disciplines.deferred import frontrun_hold
 from policies.batching.holding import Demand, Prospect, plan_holds, plan_reserves, prospect
 from policies.batching.matchmaking.central import PICK, Central
 from policies.batching.matchmaking.model_state import Candidate, ModelPlan, ModelState
-from policies.batching.matchmaking.pools import Slice
+from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.model_groups import Group, ModelCounts, groups_of
 from policies.batching.overload_shares import share_out
@@ -37,7 +38,7 @@ from policies.registry import Registered
 
 PLAN_EVERY_MS = 100.0
 PLAN_MS_PER_MODEL = 1.0  # with more than a hundred models less often, as a plan takes longer, …
-MODELS_AT_ONCE = 100  # … and in parts, for batches that are due wait while planning goes on
+MODELS_A_PART = 100  # … and in parts of about so many, for batches that are due wait while planning goes on
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count, a plan every 100 ms: the last 2.5 s
 
@@ -212,12 +213,14 @@ class Tenuto(Central):
         super()._repool(model_ids, now_ms, out)
 
     def _plan(self, now_ms: float) -> None:
-        """Go on with the plan, or begin the next: where there are many models, a part at a time."""
-        if self._is_regrouped:
-            self._regroup()
-            self._parts = None
+        """Go on with the plan, or begin the next: where there are many models, a part at a time.
+
+        A plan that has begun goes on with the groups of its beginning: slices change more often than a long plan takes.
+        """
         try:
             if self._parts is None:
+                if self._is_regrouped:
+                    self._regroup()
                 self._parts = self._plan_in_parts(now_ms)
                 next(self._parts)
             else:
@@ -227,25 +230,27 @@ class Tenuto(Central):
 
     def _plan_in_parts(self, now_ms: float) -> Generator[None, float]:
         """Set every model's hold and target from the rates as they are. What goes on later is told the time."""
-        is_long = len(self._counts) > MODELS_AT_ONCE
         every_ms = max(PLAN_EVERY_MS, PLAN_MS_PER_MODEL * len(self._counts))
+        at_once = math.inf if len(self._counts) <= MODELS_A_PART else MODELS_A_PART
+        handled = 0
         next_at_ms = now_ms + every_ms
         elapsed_ms = now_ms - self._planned_at_ms
         # Where little is asked plans are rare, and a loss must not count for longer than where they are not.
         memory = min(1.0, _MEMORY * max(every_ms, elapsed_ms) / PLAN_EVERY_MS)
         self._planned_at_ms = now_ms
         for group in self._groups:
+            size = len(group.model_ids)
             if elapsed_ms > 0.0:  # not the first time
                 share_out(group.sharing, group.slices, elapsed_ms, now_ms)
-                for model_id, model in zip(group.model_ids, group.sharing, strict=True):
-                    self._models[model_id].is_gated = model.gate.buckets is not None
-                if is_long:
-                    now_ms = yield
-            counts_of = [self._counts[model_id] for model_id in group.model_ids]
+                self._open_or_close(group)
+                if (handled := handled + size) > at_once:
+                    now_ms, handled = (yield), 0
+            model_ids = [model_id for model_id in group.model_ids if self._is_hosted(model_id)]
+            counts_of = [self._counts[model_id] for model_id in model_ids]
             opening_ratio = group.roll(counts_of, memory)
             mean = group.wait_losses.share
             asked: list[tuple[ModelState, ModelCounts, Prospect]] = []
-            for model_id, counts in zip(group.model_ids, counts_of, strict=True):
+            for model_id, counts in zip(model_ids, counts_of, strict=True):
                 state = self._models[model_id]
                 rate_rps = state.rate.rate_rps(now_ms)
                 fastest = state.candidates[0]
@@ -256,22 +261,19 @@ class Tenuto(Central):
                     counts.opening_ms = counts.expected_ms_per_request = 0.0
                     plan = ModelPlan(0.0, 1 if self._plans_target else 0, spares_reserve=False)
                     self._follow(state, plan, now_ms)
-            if is_long:
-                now_ms = yield
+            if (handled := handled + size) > at_once:
+                now_ms, handled = (yield), 0
+            pools = [pool for pool in group.pools if pool.size]
             demand = Demand([one for _, _, one in asked], group.slices, opening_ratio)
             lost_shares = [counts.losses.share for _, counts, _ in asked]
             is_short = any(counts.gate.buckets is not None for counts in counts_of)
             holds = plan_holds(demand, lost_shares, mean, is_short=is_short)
-            reserves = plan_reserves(demand, [pool.at_once for pool in group.pools], mean)
-            if is_long:
-                now_ms = yield
-            for pool, batches in zip(group.pools, reserves, strict=True):
-                reserve = int(
-                    batches * pool.size / pool.at_once
-                )  # a pipeline is one slice, whole or not at all
-                if reserve < pool.reserve and pool.early:
-                    self._arm(pool, now_ms)  # what is spare now goes to those who would like it
-                pool.reserve = reserve
+            reserves = plan_reserves(demand, [pool.at_once for pool in pools], mean)
+            if (handled := handled + size) > at_once:
+                now_ms, handled = (yield), 0
+            for pool, batches in zip(pools, reserves, strict=True):
+                if pool.size:  # still
+                    self._keep(pool, batches, now_ms)
             for (state, counts, one), hold in zip(asked, holds, strict=True):
                 counts.opening_ms = one.beta_ms
                 if self._variant.hold_share is None:
@@ -286,10 +288,30 @@ class Tenuto(Central):
         if self._rehearsals is not None:
             self._rehearsals.follow(self._lost_share(), now_ms)
             self._variant = self._rehearsals.variant
-            for model_id in self._planned_models():
-                is_gated = self._counts[model_id].gate.buckets is not None
-                self._models[model_id].is_gated = is_gated or self._rehearsals.is_recording
+            for group in self._groups:
+                self._open_or_close(group)
         self._plan_at_ms = next_at_ms
+
+    def _is_hosted(self, model_id: ModelId) -> bool:
+        """Still: a plan that was begun before may go on with a model that has been removed, or lost its slices."""
+        state = self._models.get(model_id)
+        return state is not None and bool(state.candidates)
+
+    def _open_or_close(self, group: Group) -> None:
+        """Look at each of the group's requests as it comes, where not all are admitted or a rehearsal is to play them."""
+        is_recording = self._rehearsals is not None and self._rehearsals.is_recording
+        for model_id in group.model_ids:
+            if model_id in self._models:
+                self._models[model_id].is_gated = (
+                    is_recording or self._counts[model_id].gate.buckets is not None
+                )
+
+    def _keep(self, pool: Pool[Candidate], batches: float, now_ms: float) -> None:
+        """Set a reserve; a pipeline is one slice, whole or not at all."""
+        reserve = int(batches * pool.size / pool.at_once)
+        if reserve < pool.reserve and pool.early:
+            self._arm(pool, now_ms)  # what is spare now goes to those who would like it
+        pool.reserve = reserve
 
     def _follow(self, state: ModelState, plan: ModelPlan, now_ms: float) -> None:
         """The plan, in which another target may let a waiting batch give up more heads, and make it more urgent."""

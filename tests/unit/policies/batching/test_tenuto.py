@@ -175,13 +175,23 @@ def test_a_plan_in_parts_is_the_one_that_is_made_at_once(gap_ms: float) -> None:
     at_once.discipline._plan(1_600.0)
     parts = 0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tenuto, "MODELS_AT_ONCE", 0)
+        patched.setattr(tenuto, "MODELS_A_PART", 0)
         while not parts or in_parts.discipline._parts is not None:
             in_parts.discipline._plan(1_600.0)
             parts += 1
     assert parts > 1
     assert planned(at_once) == planned(in_parts)
     assert at_once.discipline._plan_at_ms == in_parts.discipline._plan_at_ms
+
+
+def finish_plan(discipline: Tenuto, now_ms: float) -> int:
+    """Finish the plan that is under way, or make one. Returns how many parts that took."""
+    parts = 1
+    discipline._plan(now_ms)
+    while discipline._parts is not None:
+        discipline._plan(now_ms)
+        parts += 1
+    return parts
 
 
 @pytest.mark.parametrize("done", [1, 2, 3])
@@ -193,7 +203,7 @@ def test_what_changes_while_a_plan_is_made_is_in_the_next_one(
     discipline = to.discipline
     assert isinstance(discipline, Tenuto)
     feed(to, {"a": 2.0, "b": 3.0, "c": 4.0}, 1_500.0)
-    monkeypatch.setattr(tenuto, "MODELS_AT_ONCE", 0)
+    monkeypatch.setattr(tenuto, "MODELS_A_PART", 0)
     for _ in range(done):
         discipline._plan(1_600.0)
     if change == "model comes":
@@ -206,13 +216,51 @@ def test_what_changes_while_a_plan_is_made_is_in_the_next_one(
         to.slice("s2", *(hosted(name, TABLE) for name in "abc"), order=2)
     else:
         to.unslice("s1")
-    discipline._plan(1_601.0)
-    while discipline._parts is not None:
-        discipline._plan(1_601.0)
+    for _ in range(2):  # what is under way goes on as it began
+        finish_plan(discipline, 1_601.0)
     (group,) = discipline._groups
     assert set(group.model_ids) == discipline._models.keys()
     assert group.slices == {"slice comes": 3.0, "slice goes": 1.0}.get(change, 2.0)
     assert all(state.plan is not None for state in discipline._models.values())
+
+
+def test_a_plan_of_many_models_ends_although_their_slices_change_all_the_time() -> None:
+    """Run times are measured, and corrected, more often than a plan of many parts takes."""
+    names = [f"m{number:03}" for number in range(2 * tenuto.MODELS_A_PART)]
+    to = Stage(make_discipline("tenuto", {}))
+    for number, name in enumerate(names):
+        to.model(name, SLO_MS)
+        to.slice(f"s{number}", hosted(name, TABLE), order=number)
+    discipline = to.discipline
+    assert isinstance(discipline, Tenuto)
+    feed(to, dict.fromkeys(names, 40.0), 100.0)
+    parts = 0
+    while any(plan is None for plan in planned(to).values()):
+        discipline._plan(to.now_ms)
+        parts += 1
+        assert parts <= 3 * len(names) / tenuto.MODELS_A_PART + 1  # three steps for each model
+        to.slice(f"s{parts}", hosted(names[parts], linear(1, 5 + parts / 100, 64)), order=parts)
+    assert discipline._parts is None or parts > 1
+
+
+def test_a_rehearsal_hears_what_arrives_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    to = stage(1, ("a", "b"))
+    discipline = to.discipline
+    assert isinstance(discipline, Tenuto)
+    assert discipline._rehearsals is not None
+    feed(to, {"a": 2.0, "b": 3.0}, 1_500.0)
+    finish_plan(discipline, 1_600.0)
+    discipline._rehearsals.is_recording = True
+    heard: list[ModelId] = []
+    monkeypatch.setattr(discipline._rehearsals, "note", lambda model_id, *_: heard.append(model_id))
+    monkeypatch.setattr(tenuto, "MODELS_A_PART", 0)
+    to.until(1_800.0)
+    for _ in range(3):
+        discipline._plan(to.now_ms)
+        assert discipline._parts is not None
+        heard.clear()
+        to.arrive("a", SLO_MS)
+        assert heard == ["a"]
 
 
 def test_what_gains_most_by_holding_is_held_longest() -> None:
