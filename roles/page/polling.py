@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from fabric.clock import Clock
 from fabric.errors import PeerLost
@@ -16,16 +16,22 @@ from roles.page.recent_history import KEPT_MS
 from roles.page.snapshot import Look
 from roles.runtime.core import SCHEDULER
 from roles.runtime.live_figures import live_figures
-from roles.runtime.running_cluster import ActiveScheduler, ProcessReport, look
+from roles.runtime.running_cluster import ActiveScheduler, ProcessReport, epoch_of, look
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 1_000.0
 BATCH_PAGES_MAX: Final = 4
 """Answers with batches that a scheduler is asked for in one look: half a millisecond of its loop each."""
-FIRST: Final = 1
-"""Whoever asks for what came after a record does not get the plan: it is large, and a page has no use for it."""
+WITHOUT_PLAN: Final = 1
+"""Whoever asks a scheduler for what came after a batch does not get the plan, which is large: so its very first one is never shown."""
 
-_Who = tuple[str, int]
+
+class _Told(NamedTuple):
+    """`newest`: the number of the newest record that was seen, of those that a role counted as this `incarnation` in this `epoch`."""
+
+    incarnation: str
+    epoch: int
+    newest: int
 
 
 class Looks:
@@ -35,34 +41,47 @@ class Looks:
         self._run_dir = run_dir
         self._clock = clock
         self._keyring = keyring
-        self._told: dict[_Who, int] = {}
-        """By role id and pid: its newest record that was seen."""
+        self._told: dict[str, _Told] = {}
+        """By role id."""
 
     def look(self) -> Look:
         """Ask all roles. Raises PeerLost where there is no cluster, or no scheduler of it answers."""
-        former, self._told = self._told, {}
         report = look(self._run_dir, self._keyring)
         figures = live_figures(report.processes, self._keyring)
+        alive = {one.role_id: one for one in report.processes if one.alive}
+        # Whoever is silent this time tells the next time what came since; so it is of all where this look fails.
+        told = {role_id: its for role_id, its in self._told.items() if role_id in alive}
         batches: list[BatchSeen] = []
+        requests: list[RequestSeen] = []
         from_ms = self._clock.now_ms() - KEPT_MS
         for active in report.active.values():
-            who = active.status.role_id, active.status.pid
-            its, its_from_ms = self._batches(active, who, former.get(who, FIRST))
+            role_id = active.status.role_id
+            incarnation = alive[role_id].incarnation if role_id in alive else ""
+            # Who becomes the active scheduler again counts anew, in the same process.
+            after = self._told_by(role_id, _Told(incarnation, epoch_of(active.status), WITHOUT_PLAN))
+            newest, its, its_from_ms = self._batches(active, after.newest)
+            told[role_id] = after._replace(newest=newest)
             batches += its
             from_ms = max(from_ms, its_from_ms)
-        requests: list[RequestSeen] = []
-        for process in report.processes:
-            if process.role_id.startswith(FRONTEND_PREFIX) and process.alive:
-                requests += self._requests(process, former.get((process.role_id, process.pid), FIRST))
+        for role_id, process in alive.items():
+            if role_id.startswith(FRONTEND_PREFIX) and process.addresses.get("client"):
+                after = self._told_by(role_id, _Told(process.incarnation, 0, 0))
+                newest, seen = self._requests(process, after.newest)
+                told[role_id] = after._replace(newest=newest)
+                requests += seen
         batches.sort(key=lambda one: one.ended_at_ms)
         requests.sort(key=lambda one: one.ended_at_ms)
+        self._told = told
         return Look(self._clock.now_ms(), report, figures, batches, requests, from_ms)
 
-    def _batches(self, active: ActiveScheduler, who: _Who, after: int) -> tuple[list[BatchSeen], float]:
-        """Those after that number, and the moment since when none of them is missing; -inf: none is."""
+    def _told_by(self, role_id: str, nothing: _Told) -> _Told:
+        told = self._told.get(role_id, nothing)
+        return told if told[:2] == nothing[:2] else nothing
+
+    def _batches(self, active: ActiveScheduler, after: int) -> tuple[int, list[BatchSeen], float]:
+        """The newest number, those after that one, and the moment since when none of them is missing; -inf: none is."""
         found: list[BatchSeen] = []
-        self._told[who] = after
-        before = NEWEST
+        newest, before = after, NEWEST
         for _ in range(BATCH_PAGES_MAX):
             try:
                 answer = ask_role(
@@ -76,20 +95,19 @@ class Looks:
             except PeerLost:  # it was there a moment ago: the next look tells
                 break
             if not answer.batches:
-                return found, float("-inf")
-            self._told[who] = max(self._told[who], answer.batches[0].number)
+                return newest, found, float("-inf")
+            newest = max(newest, answer.batches[0].number)
             found += batches_seen(answer, self._clock.now_ms())
             before = answer.batches[-1].number
             if before == after + 1:
-                return found, float("-inf")
-        return found, found[-1].ended_at_ms if found else self._clock.now_ms()
+                return newest, found, float("-inf")
+        return newest, found, found[-1].ended_at_ms if found else self._clock.now_ms()
 
-    def _requests(self, process: ProcessReport, after: int) -> list[RequestSeen]:
-        who = process.role_id, process.pid
-        self._told[who] = after
+    def _requests(self, process: ProcessReport, after: int) -> tuple[int, list[RequestSeen]]:
+        """The newest number, and those after that one."""
         try:
             answer = ask_role(
-                process.addresses.get("client", ()),
+                process.addresses["client"],
                 RecordsAsked(ModelId(""), NEWEST, after=after),
                 RequestsRemembered,
                 ANSWER_MS,
@@ -97,7 +115,6 @@ class Looks:
                 keyring=self._keyring,
             )
         except PeerLost:
-            return []
-        if answer.requests:
-            self._told[who] = answer.requests[0].number
-        return requests_seen(answer, self._clock.now_ms())
+            return after, []
+        newest = answer.requests[0].number if answer.requests else after
+        return newest, requests_seen(answer, self._clock.now_ms())

@@ -50,6 +50,8 @@ class ProcessReport(Struct, frozen=True):
     pid: int
     alive: bool
     addresses: Mapping[str, Sequence[str]]
+    incarnation: str = ""
+    """By which it is told from one that was started anew: in a container that has the same pid."""
 
 
 class ClusterReport(Struct, frozen=True):
@@ -213,7 +215,7 @@ def _active_of(
         ]
         active = {
             shard_of(status): ActiveScheduler(addresses, status)
-            for addresses, status in sorted(answers, key=lambda one: _epoch(one[1]))
+            for addresses, status in sorted(answers, key=lambda one: epoch_of(one[1]))
             if is_active(status)
         }
         awaited = {shard_of(one) for _, one in answers} - active.keys()
@@ -257,7 +259,8 @@ def _led_elsewhere(answers: Sequence[StatusListed], here: Collection[str] | None
     return {shard_of(one) for one in answers if one.standing and one.standing.active not in ("", *asked)}
 
 
-def _epoch(status: StatusListed) -> int:
+def epoch_of(status: StatusListed) -> int:
+    """Of its lease; 0: it needs none."""
     return 0 if status.standing is None else status.standing.epoch
 
 
@@ -276,7 +279,9 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
     """Every role that has a run file there."""
     found = run_files(run_dir) if run_dir.is_dir() else []
     return [
-        ProcessReport(run_file.role_id, run_file.pid, run_file.is_alive, run_file.addresses)
+        ProcessReport(
+            run_file.role_id, run_file.pid, run_file.is_alive, run_file.addresses, run_file.incarnation
+        )
         for run_file in found
     ]
 
