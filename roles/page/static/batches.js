@@ -11,6 +11,13 @@ export class Batches {
     this.newestMs = 0;
   }
 
+  // A page that was served anew gives other numbers.
+  clear() {
+    this.slices.clear();
+    this.count = 0;
+    this.newestMs = 0;
+  }
+
   add(frames) {
     for (const frame of frames) {
       for (const [slice, model, fromMs, execMs, size, isOdd] of frame.batches) {
@@ -21,7 +28,6 @@ export class Batches {
         while (at > 0 && row[at - 1].fromMs > fromMs) at -= 1; // they come in order of their ends
         row.splice(at, 0, batch);
         this.count += 1;
-        if (size > (this.largest.get(model) ?? 0)) this.largest.set(model, size);
         if (batch.untilMs > this.newestMs) this.newestMs = batch.untilMs;
       }
     }
@@ -35,12 +41,14 @@ export class Batches {
       before = Math.max(before, begins[this.count - BATCHES_MAX]);
     }
     this.count = 0;
+    this.largest.clear();
     for (const [slice, row] of this.slices) {
       let gone = 0;
       while (gone < row.length && row[gone].untilMs < before) gone += 1;
       if (gone) row.splice(0, gone);
-      if (row.length) this.count += row.length;
-      else this.slices.delete(slice);
+      this.count += row.length;
+      for (const { model, size } of row) if (size > (this.largest.get(model) ?? 0)) this.largest.set(model, size);
+      if (!row.length) this.slices.delete(slice);
     }
   }
 

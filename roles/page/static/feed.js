@@ -25,9 +25,9 @@ export class Feed {
       const answer = await fetch(`feed?after=${this.after}`, { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
       if (!answer.ok) throw new Error(`the page's server says ${answer.status}`);
       const news = await answer.json();
-      for (const frame of news.frames) this.after = Math.max(frame.seq, this.after);
       // A page that was served anew counts from the beginning.
-      if (news.frames.length && news.frames.at(-1).seq < this.after) this.after = news.frames.at(-1).seq;
+      news.isServedAnew = news.frames.length > 0 && news.frames.at(-1).seq < this.after;
+      if (news.frames.length) this.after = news.frames.at(-1).seq;
       this.onNews(news);
     } catch (error) {
       this.onTrouble(error.name === "TimeoutError" ? "no answer for 5 s" : "the page is not served any more, or the tunnel to it is closed");

@@ -20,6 +20,7 @@ let announcedAt = -ANNOUNCE_EVERY_MS;
 
 function onNews(news) {
   const { state, frames, age_ms: age, trouble } = news;
+  if (news.isServedAnew) batches.clear();
   if (frames.length) batches.add(frames);
   if (!state) {
     connection(trouble ? "lost" : "waiting", trouble || "asking the cluster");

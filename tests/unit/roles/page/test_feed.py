@@ -13,7 +13,7 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import GpuRef, ModelInfo, PlanReport
 from roles.page.feed import ANSWER_BYTES_MAX, EXPLAINED_MAX, FRAME_BATCHES_MAX, FRAMES_MAX, Feed
 from roles.page.json_view import MODELS_MAX, SLICES_MAX, _says
-from roles.page.palette import Numbers
+from roles.page.palette import COLOURS, GONE_MAX, Numbers
 from tests.page_stage import Stage, batch, gpu, live, request, slice_of
 
 SLICE = "here/gpu0/0"
@@ -154,14 +154,42 @@ def test_late_requests_are_explained_one_of_each_model_first() -> None:
     assert of_a["ago_ms"] == 2
 
 
+@pytest.mark.parametrize("kind", ["slices", "models"])
+def test_batches_that_a_page_keeps_stay_of_those_that_ran_them(kind: str) -> None:
+    """A slice and a model go, another slice and another model come: a page has the frames of both."""
+    feed = Feed()
+    former, later = slice_of("here/gpu0/0", "a"), slice_of("here/gpu0/1", "b")
+    feed.look(Stage(models=["a"], slices=[former]).look(1_000.0, [batch("a", former.slice_id, 900.0, 20.0)]))
+    feed.look(Stage(models=["b"], slices=[later]).look(2_000.0, [batch("b", later.slice_id, 1_900.0, 20.0)]))
+    own = {"slices": 0, "models": 1}[kind]
+    numbers = [frame["batches"][0][own] for frame in told(feed)["frames"]]
+    assert len(set(numbers)) == 2
+
+
 @given(st.lists(st.sets(st.sampled_from("abcdefgh")), max_size=12))
-def test_a_name_keeps_its_number_for_as_long_as_it_is_there(rounds: list[set[str]]) -> None:
+def test_a_number_is_one_names_for_good(rounds: list[set[str]]) -> None:
     numbers = Numbers()
-    before: dict[str, int] = {}
+    known: dict[str, int] = {}
     for names in rounds:
         now = dict(numbers.keep(sorted(names)))
         assert set(now) == names
-        assert len(set(now.values())) == len(names), "no two have one number"
-        assert all(now[name] == before[name] for name in names & before.keys())
-        assert max(now.values(), default=-1) < 8
-        before = now
+        assert all(now[name] == known[name] for name in names & known.keys())
+        known |= now
+        assert len(set(known.values())) == len(known), "no two have had one number"
+
+
+def test_models_that_come_take_the_colours_of_those_that_went() -> None:
+    numbers = Numbers()
+    names = [f"m{number}" for number in range(COLOURS)]
+    before = dict(numbers.keep(names))
+    assert {number % COLOURS for number in before.values()} == set(range(COLOURS))
+    after = numbers.keep([*names[:3], *names[4:], "new"])
+    assert after["new"] % COLOURS == before["m3"] % COLOURS
+
+
+def test_no_more_than_so_many_that_are_gone_are_remembered() -> None:
+    numbers = Numbers()
+    for number in range(3 * GONE_MAX):
+        numbers.keep([f"m{number}"])
+    assert len(numbers._gone) == GONE_MAX
+    assert numbers.keep(["m0"])["m0"] > GONE_MAX, "it has another number: its own is not known any more"
