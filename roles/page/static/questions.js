@@ -6,16 +6,19 @@ import { number, percent } from "./figures.js";
 
 const PLAYING = "Playing the last minute again, at idle priority …";
 
+let newest = 0; // of the questions why
+
 export function askWhy(model) {
   const dialog = byId("why");
+  const own = ++newest;
+  const isWanted = () => dialog.open && own === newest;
   setText(byId("why-title"), `Why does ${model} fare so?`);
   setText(byId("why-state"), PLAYING);
   setText(byId("why-command"), "");
   byId("why-findings").replaceChildren();
   setHidden(byId("why-remedies"), true);
   if (!dialog.open) dialog.showModal();
-  const isWanted = () => dialog.open && byId("why-title").textContent.includes(model);
-  asked("why", { model }, (command) => setText(byId("why-command"), command)).then(
+  asked("why", { model }, (command) => isWanted() && setText(byId("why-command"), command)).then(
     (answer) => isWanted() && showWhy(answer),
     (error) => isWanted() && setText(byId("why-state"), `It could not be said: ${error.message}`),
   );
