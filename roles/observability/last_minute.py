@@ -1,4 +1,4 @@
-"""The last minute of a cluster, played again by the simulator: as it was, and as it might have been.
+"""The last minute of a cluster, played by the simulator: what came then, and what might have come.
 
 Arrivals are those that came, to within a bin of 5 ms. Run times are the profiles', and messages take what the configuration
 says; `like_live` makes both what was measured. So a difference between the two is the cluster's, and not the plan's.
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 
 from fabric.errors import ConfigError, FabricError
 from fabric.ids import ModelId
-from fabric.messages import SliceSpec
+from fabric.messages import GpuRef, SliceSpec
 from policies.batching.registry import discipline_options
+from policies.placement.common.base import GpuSlot
 from profiles.device_model import DeviceModel
 from profiles.model import ModelProfile
-from roles.config.cluster import ClusterConfig, ModelConfig, NodeConfig, PolicyChoice
+from roles.config.cluster import ClusterConfig, NodeConfig, PolicyChoice
 from roles.config.read_config import parse_config
 from roles.observability.remembered import BatchSeen
 from roles.scheduler.replay_start import settings_of
-from roles.scheduler.settings import SchedulerSettings
+from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.simulator.hardware import SimulatedHardware
 from roles.simulator.simulation import hardware_of, simulate
 from roles.workload.arrivals import ArrivalSource, Trace, Workload
@@ -48,7 +49,7 @@ class Minute(Struct, frozen=True):
     """A situation that can be played. `arrivals`: ascending, in ms from its beginning to `span_ms`.
 
     `settings`: the slices that there are; None: the models are placed anew. `slowdown`: by GPU (node and number), how many times
-    as long as their profiles models run there.
+    as long as their profiles models run there. `gpus_out`: drained, or not there, so that nothing is placed on them.
     """
 
     config: ClusterConfig
@@ -56,6 +57,12 @@ class Minute(Struct, frozen=True):
     arrivals: Arrivals
     span_ms: float
     slowdown: Slowdown = field(default_factory=dict)
+    gpus_out: frozenset[GpuRef] = frozenset()
+
+    @property
+    def gpus(self) -> list[GpuSlot]:
+        """Those that models may be placed on."""
+        return [gpu for gpu in self.config.gpus if GpuRef(gpu.node_id, gpu.local_index) not in self.gpus_out]
 
     @property
     def rates_rps(self) -> Mapping[ModelId, float]:
@@ -73,8 +80,9 @@ class Minute(Struct, frozen=True):
             for model in self.config.models
         )
         window = Window(0.0, self.span_ms)
+        settings = self.settings or settings_from(self.config, self.config.place(gpus=self.gpus))
         workload = Workload(SEED, sources)
-        return simulate(self.config, workload, window, self.settings, hardware=self._hardware()).outcome
+        return simulate(self.config, workload, window, settings, hardware=self._hardware()).outcome
 
     def _hardware(self) -> SimulatedHardware:
         hardware = hardware_of(self.config, SEED)
@@ -82,17 +90,25 @@ class Minute(Struct, frozen=True):
             replace(
                 node,
                 devices=tuple(
-                    self._device(self.slowdown.get((node.node_id, gpu), {}), node.gpus[gpu].gpu_type)
-                    for gpu in range(len(node.gpus))
+                    self._slowed(device, info.gpu_type, self.slowdown.get((node.node_id, info.gpu), {}))
+                    for device, info in zip(node.devices, node.gpus, strict=True)
                 ),
             )
             for node in hardware.nodes
         ]
         return replace(hardware, nodes=tuple(nodes))
 
-    def _device(self, factors: Mapping[ModelId, float], gpu_type: str) -> DeviceModel:
-        models = tuple(_slower(model, factors.get(model.model_id, 1.0)) for model in self.config.models)
-        return replace(self.config, models=models).device_model(gpu_type)
+    def _slowed(self, device: DeviceModel, gpu_type: str, factors: Mapping[ModelId, float]) -> DeviceModel:
+        if not factors:
+            return device
+        found = {model.model_id: model.find_profile(gpu_type) for model in self.config.models}
+        profiles = {
+            model_id: _Slower(profile, factors.get(model_id, 1.0))
+            for model_id, profile in found.items()
+            if profile is not None
+        }
+        # By the law of the profiles as they are: a slower one may not be of the kind that it needs.
+        return DeviceModel(profiles, device.interference, gpu_type)
 
     def bad_rate(self, model_id: ModelId) -> float | None:
         """Of one model; None where this cannot be played."""
@@ -119,7 +135,7 @@ class Minute(Struct, frozen=True):
         return replace(self, arrivals=arrivals)
 
     def like_live(self, slowdown: Slowdown, transfer_ms: float, return_ms: float) -> Minute:
-        """Run times and ways as they were measured."""
+        """With these for the run times of profiles and the ways of the configuration."""
         network = replace(self.config.network, control_ms=transfer_ms / 2, result_ms=return_ms)
         return replace(self, config=replace(self.config, network=network), slowdown=slowdown)
 
@@ -221,7 +237,7 @@ def minute_of(plan: str, bins: Mapping[ModelId, Sequence[int]], bin_ms: float) -
         for section in desired.sections
     ]
     config = parse_config({**rest, "models": sections}, Path(desired.base_dir), source="the running plan")
-    return minute_from(config, settings, bins, bin_ms)
+    return replace(minute_from(config, settings, bins, bin_ms), gpus_out=desired.drained)
 
 
 def minute_from(
@@ -293,14 +309,6 @@ class _Slower(ModelProfile):
 
     def _exec_ms(self, batch_size: int, share_percent: float) -> float:
         return self._factor * self._inner.exec_ms(batch_size, share_percent, extrapolate=True)
-
-
-def _slower(model: ModelConfig, factor: float) -> ModelConfig:
-    if abs(factor - 1.0) < 0.01:
-        return model
-    by_type = {kind: _Slower(profile, factor) for kind, profile in model.profiles_by_type.items()}
-    profile = None if model.profile is None else _Slower(model.profile, factor)
-    return replace(model, profile=profile, profiles_by_type=by_type)
 
 
 def ways_ms(returns_ms: Sequence[float], batches: Sequence[BatchSeen]) -> tuple[float, float]:

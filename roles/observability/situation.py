@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
+from profiles.interference import Running
+from roles.config.cluster import ClusterConfig
 from roles.observability.absences import absences_of
 from roles.observability.diagnosis import BATCHES_MIN, Evidence, Played
 from roles.observability.last_minute import Minute, ways_ms
 from roles.observability.remedies import suspects_played
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
+from roles.scheduler.settings import SchedulerSettings
 
 MINUTE_MS: Final = 60_000.0
 
@@ -90,16 +93,18 @@ class Situation:
         )
 
     def like_live(self) -> Minute:
-        """The minute with run times and ways as they were measured."""
+        """The minute, to be simulated with run times and ways as they were measured: the medians of each model on each GPU."""
+        settings = self.minute.settings
+        assert settings is not None, "of a running cluster"
+        places = {spec.slice_id: (str(node), spec.gpu) for node, spec in settings.slices}
+        tables = {model_id: self._profile_ms(model_id, self.batches) for model_id in self.arrivals}
         ratios: dict[tuple[str, int], dict[ModelId, list[float]]] = defaultdict(lambda: defaultdict(list))
-        assert self.minute.settings is not None, "of a running cluster"
-        places = {spec.slice_id: (str(node), spec.gpu) for node, spec in self.minute.settings.slices}
-        for model_id in self.arrivals:
-            table = self._profile_ms(model_id, self.batches)
-            for batch in self.batches:
-                promised_ms = table.get((batch.slice_id, batch.entry.batch_size), 0.0)
-                if batch.model_id == model_id and batch.has_run and promised_ms > 0:
-                    ratios[places[batch.slice_id]][model_id].append(batch.entry.exec_ms / promised_ms)
+        for batch, expected in _slowed_by_neighbours(self.minute.config, settings, self.batches):
+            alone_ms = tables.get(batch.model_id, {}).get((batch.slice_id, batch.entry.batch_size), 0.0)
+            if alone_ms > 0:
+                ratios[places[batch.slice_id]][batch.model_id].append(
+                    batch.entry.exec_ms / (expected * alone_ms)
+                )
         slowdown = {
             gpu: {model_id: median(its) for model_id, its in models.items() if len(its) >= BATCHES_MIN}
             for gpu, models in ratios.items()
@@ -129,6 +134,30 @@ class Situation:
             if 0 < size <= len(table):
                 found[slice_id, size] = table[size - 1]
         return found
+
+
+def _slowed_by_neighbours(
+    config: ClusterConfig, settings: SchedulerSettings, batches: Iterable[BatchSeen]
+) -> Iterator[tuple[BatchSeen, float]]:
+    """Each batch that ran on a slice that is there, and how many times as long it took for its neighbours by the configured law.
+
+    A simulation applies that law itself. As there, neighbours are what ran on the GPU's other slices when the batch began.
+    """
+    laws = {gpu_type: config.device_model(gpu_type).interference for gpu_type in config.gpu_types}
+    types = {node.node_id: node.gpu_type for node in config.nodes}
+    specs = {spec.slice_id: (types.get(node_id, ""), spec) for node_id, spec in settings.slices}
+    profiles = config.profiles()
+    running: dict[str, list[tuple[BatchSeen, Running]]] = defaultdict(list)
+    for batch in sorted(batches, key=lambda one: one.started_at_ms):
+        gpu_type, spec = specs.get(batch.slice_id, ("", None))
+        if not batch.has_run or spec is None or (batch.model_id, gpu_type) not in profiles:
+            continue
+        there = [one for one in running[batch.gpu] if one[0].ended_at_ms > batch.started_at_ms]
+        own = Running(batch.model_id, batch.entry.batch_size, spec.share_percent)
+        neighbours = [other for one, other in there if one.slice_id != batch.slice_id]
+        law = laws[gpu_type]
+        yield batch, law.slowdown(own, neighbours) / law.slowdown(own, ())
+        running[batch.gpu] = [*there, (batch, own)]
 
 
 def dispersion_of(counts: Sequence[int], joined: int = 10) -> float:

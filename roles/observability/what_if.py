@@ -1,4 +1,4 @@
-"""The last minute as it was, and as it would have been with another SLO, rate or number of GPUs: beside each other."""
+"""The last minute simulated twice, beside each other: by what was measured in it, and with another SLO, rate or number of GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """`today`: the minute as it was lived, with measured run times; `then`: the same with the change. `gpus`: how many there are, and would be."""
+    """Two simulations: `today` by the medians that were measured, `then` with the change. `gpus`: how many there are, and would be."""
 
     text: str
     span_ms: float
@@ -46,7 +46,7 @@ class WhatIf:
     then: Outcome
     gpus: tuple[int, int]
     lived: Mapping[ModelId, float]
-    """What was bad of each model in the minute itself."""
+    """What was really bad of each model in the minute."""
 
     @property
     def doubt(self) -> str:
@@ -109,7 +109,7 @@ def what_if(minute: Minute, change: Change, lived: Mapping[ModelId, float]) -> W
         changed = changed.with_slo(model_id, slo_ms)
     if change.gpus:
         changed = changed.with_gpus(change.gpus)
-    count = sum(node.gpus for node in minute.config.nodes)
+    count = len(minute.gpus)
     gpus = (count, count + change.gpus)
     today = minute.played()
     known = {model_id: bad_rate for model_id, bad_rate in lived.items() if model_id in today.models}

@@ -306,7 +306,7 @@ class SchedulerShell:
         is_older = remembered.batches and remembered.batches[0].number != core.batches_ended
         if remembered.after or is_older:
             return remembered
-        about = about_scheduler(core.settings(), self._config.batching, core.controller.settings())
+        about = about_scheduler(core.settings(), self._config.batching, core.controller.settings_played())
         return (
             remembered if self._kept.log_if_too_large(about) else replace(remembered, document=about.decode())
         )

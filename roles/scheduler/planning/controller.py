@@ -238,6 +238,10 @@ class Controller:
             self._rates.planned,
         )
 
+    def settings_played(self) -> ControllerSettings:
+        """The same for a simulator, which is told of no node: what is not there counts as drained."""
+        return replace(self.settings(), desired=replace(self._desired, drained=self._out))
+
     def report(self, now_ms: float) -> PlanReport:
         """For people."""
         gpus = len(set(self._desired.gpus) - self._out)

@@ -57,6 +57,43 @@ def changes(situation: Situation) -> list[Remedy]:
     return remedies(situation.like_live(), situation.evidence(OURS))
 
 
+@pytest.mark.parametrize(
+    ("law", "family", "slo_ms", "names"),
+    [
+        ("igniter", "igniter-v100", 30, {"resnet50": 500, "vgg19": 250}),
+        ("sm", "thesis-v100", 60, {"resnet50": 90, "vgg19": 60}),
+    ],
+)
+def test_neighbours_whose_law_is_configured_slow_a_simulated_batch_once(
+    law: str, family: str, slo_ms: float, names: dict[str, float]
+) -> None:
+    slices = [{"gpu": 0, "share_percent": 50, "models": [{"model": name}]} for name in names]
+    situation = observed(
+        {
+            "models": [
+                {
+                    "name": name,
+                    "slo_ms": slo_ms,
+                    "rate_rps": rate,
+                    "profile": {"ref": f"{family}/{name}"},
+                }
+                for name, rate in names.items()
+            ],
+            "cluster": {"gpus": 1, "gpu_type": "v100", "interference": law},
+            "batching": "eager",
+            "placement": {"given": {"slices": slices}},
+        },
+        4.0,
+    )
+    live = situation.like_live()
+    assert [sorted(its) for its in live.slowdown.values()] == [sorted(names)]
+    for factors in live.slowdown.values():
+        assert list(factors.values()) == pytest.approx([1.0, 1.0], abs=0.02)
+    assert max(situation.bad_rates.values()) > 0.05
+    for name, bad_rate in situation.bad_rates.items():
+        assert live.bad_rate(name) == pytest.approx(bad_rate, abs=0.05)
+
+
 def test_a_model_that_keeps_its_slo_is_told_to_keep_it() -> None:
     situation = observed(document(), 3.0)
     evidence = situation.evidence(OURS)

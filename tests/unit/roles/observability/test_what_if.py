@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fabric.errors import FabricError
 from fabric.ids import ModelId
+from fabric.messages import GpuRef
 from roles.config.read_config import parse_config
-from roles.observability.last_minute import REPEATED_MS, Minute, minute_from
+from roles.observability.last_minute import REPEATED_MS, Minute, minute_from, minute_of
 from roles.observability.what_if import Change, what_if
+from roles.scheduler.planning.desired_state import controller_settings
+from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.settings import settings_from
 
 A, B = ModelId("a"), ModelId("b")
@@ -122,3 +126,21 @@ def test_another_rate_keeps_the_bursts(factor: float) -> None:
     in_burst = np.count_nonzero((came >= 2_000.0) & (came < 2_000.0 + REPEATED_MS))
     assert in_burst == pytest.approx(200 * factor, rel=0.2)
     assert changed.arrivals[B] is own.arrivals[B]
+
+
+def test_gpus_that_are_drained_do_not_serve_beside_those_that_come() -> None:
+    config = parse_config({**DOCUMENT, "cluster": {"gpus": 3}}, Path())
+    placed = config.place(gpus=config.gpus[:1])
+    settings = settings_from(config, placed)
+    planning = controller_settings(config, DOCUMENT | {"cluster": {"gpus": 3}}, "", placed, settings)
+    drained = frozenset(GpuRef(gpu.node_id, gpu.local_index) for gpu in config.gpus[1:])
+    planning = replace(planning, desired=replace(planning.desired, drained=drained))
+    plan = about_scheduler(settings, config.batching, planning).decode()
+    counts = {
+        A: [number % 4 == 0 for number in range(2_000)],
+        B: [number % 200 == 0 for number in range(2_000)],
+    }
+    found = what_if(minute_of(plan, counts, BIN_MS), Change(gpus=1), {})
+    assert found.gpus == (1, 2)
+    assert [busy > 0 for busy in found.today.busy_fraction] == [True, False, False]
+    assert [busy > 0 for busy in found.then.busy_fraction] == [True, False, False, True]

@@ -316,6 +316,10 @@ def test_models_move_off_a_node_that_stays_away_and_back_when_it_returns() -> No
     assert stage.asked == [], "it may only have been started again"
     stage.run(10_000)
     assert [ref.node_id for ref in stage.asked[-1].gpus_out] == ["right"]
+    assert stage.scheduler.controller is not None
+    played = stage.scheduler.controller.settings_played()
+    assert played.desired.drained == {GpuRef(NodeId("right"), 0)}, "for a simulator it is as good as drained"
+    assert stage.scheduler.controller.settings().desired.drained == set()
     assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
     stage.node_comes("right")
     stage.run(2_000)
