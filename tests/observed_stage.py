@@ -14,7 +14,13 @@ from roles.config.cluster import NetworkConfig
 from roles.config.read_config import parse_config
 from roles.frontend.events import ClientSaid
 from roles.observability.last_minute import minute_from
-from roles.observability.remembered import BatchSeen, RequestSeen, batches_seen, requests_seen
+from roles.observability.remembered import (
+    ArrivalsSeen,
+    BatchSeen,
+    RequestSeen,
+    batches_seen,
+    requests_seen,
+)
 from roles.observability.situation import Situation
 from roles.runtime.core import Heard
 from roles.scheduler.build import scheduler_core
@@ -62,9 +68,8 @@ def observed(
     now_ms = world.clock.now_ms()
     batches = _batches(core, now_ms)
     requests: list[RequestSeen] = []
-    arrivals: dict[ModelId, list[int]] = {}
+    arrivals = ArrivalsSeen()
     bad: dict[ModelId, int] = {}
-    bin_ms = 0.0
     for frontend in world._frontends:
         for model in config.models:
             (reply,) = frontend._core.handle(
@@ -73,10 +78,8 @@ def observed(
             remembered = reply.message  # type: ignore[union-attr]  # what else would it do
             assert isinstance(remembered, RequestsRemembered)
             requests += requests_seen(remembered, now_ms)
-            former = arrivals.get(model.model_id, [0] * len(remembered.arrivals))
-            arrivals[model.model_id] = [a + b for a, b in zip(former, remembered.arrivals, strict=True)]
+            arrivals.add(model.model_id, remembered)
             bad[model.model_id] = bad.get(model.model_id, 0) + remembered.bad
-            bin_ms = remembered.bin_ms
     replicas = {
         model.model_id: sum(
             model.model_id in {one.model_id for one in spec.models} for _, spec in settings.slices
@@ -85,11 +88,11 @@ def observed(
     }
     planned = {model.model_id: model.rate_rps for model in config.models if model.rate_rps}
     return Situation(
-        minute_from(config, settings, arrivals, bin_ms),
+        minute_from(config, settings, arrivals.by_model(), arrivals.bin_ms),
         requests,
         batches,
-        arrivals,
-        bin_ms,
+        arrivals.by_model(),
+        arrivals.bin_ms,
         bad,
         replicas,
         late_timers_ms or {"scheduler-0": 0.1, "frontend-0": 0.1},

@@ -15,6 +15,7 @@ from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.operator_questions import ask_role
 from roles.observability.remembered import (
     AbsenceSeen,
+    ArrivalsSeen,
     BatchSeen,
     RequestSeen,
     absences_seen,
@@ -40,13 +41,12 @@ PAGES_MAX: Final = 32
 
 @dataclass(slots=True)
 class Remembered:
-    """`arrivals`: by model, of each frontend's bins of `bin_ms` added up, and `bad` ones of the last minute. `plan`: see `BatchesRemembered.document`."""
+    """`arrivals`: what frontends counted of each model that was asked for, and `bad` ones of the last minute. `plan`: see `BatchesRemembered.document`."""
 
     report: ClusterReport
     requests: list[RequestSeen] = field(default_factory=list)
     batches: list[BatchSeen] = field(default_factory=list)
-    arrivals: dict[ModelId, list[int]] = field(default_factory=dict)
-    bin_ms: float = 0.0
+    arrivals: ArrivalsSeen = field(default_factory=ArrivalsSeen)
     bad: dict[ModelId, int] = field(default_factory=dict)
     unserved: dict[ModelId, int] = field(default_factory=dict)
     """Of the bad ones: how many found no slice, or lost theirs."""
@@ -61,28 +61,66 @@ def remembered(
     run_dir: Path,
     models: Sequence[ModelId] = (),
     *,
+    report: ClusterReport | None = None,
     request_id: str = "",
     last_ms: float | None = None,
-    is_with_batches: bool = True,
     keyring: Keyring | None = None,
 ) -> Remembered:
-    """Of these models' requests (none: of all), and of all batches. Raises PeerLost where there is no cluster."""
-    found = Remembered(look(run_dir, keyring), keyring=keyring)
-    if is_with_batches:
-        active = found.report.active
-        # Where models are asked about, their shard's plan is the one that counts.
-        for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
-            _ask_scheduler(found, active[shard], last_ms)
-    for process in found.report.processes:
-        if process.role_id.startswith(FRONTEND_PREFIX) and process.alive:
-            try:
-                for model_id in models or (ModelId(""),):
-                    _ask_frontend(
-                        found, process.role_id, process.addresses["client"], model_id, request_id, last_ms
-                    )
-            except PeerLost:
-                found.silent.append(process.role_id)
+    """Of these models' requests (none: of all), and of all batches. Raises PeerLost where there is no cluster.
+
+    `report`: of a look at it just now, where there was one.
+    """
+    found = Remembered(report or look(run_dir, keyring), keyring=keyring)
+    active = found.report.active
+    # Where models are asked about, their shard's plan is the one that counts.
+    for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
+        _ask_scheduler(found, active[shard], last_ms)
+    for frontend in _frontends(found.report):
+        try:
+            for model_id in models or (ModelId(""),):
+                _ask_frontend(found, frontend, model_id, request_id, last_ms)
+        except PeerLost:
+            found.silent.append(frontend.role_id)
     return found
+
+
+class NewRequests:
+    """What the frontends of a run directory remember, each request once, however long nobody asked: as far back as they remember."""
+
+    def __init__(self, run_dir: Path, keyring: Keyring | None) -> None:
+        self._run_dir = run_dir
+        self._keyring = keyring
+        self._newest: dict[str, tuple[str, int]] = {}
+        """By frontend: its incarnation, which counts anew, and the number of its newest request that was told."""
+
+    def ask(self) -> tuple[list[RequestSeen], set[str]]:
+        """Those that were not told before, and the frontends that do not answer. Raises PeerLost where there is no cluster."""
+        found: list[RequestSeen] = []
+        silent: set[str] = set()
+        for frontend in _frontends(look(self._run_dir, self._keyring)):
+            try:
+                found += self._told_by(frontend)
+            except PeerLost:  # what it has told this time is asked for again
+                silent.add(frontend.role_id)
+        return found, silent
+
+    def _told_by(self, frontend: ProcessReport) -> list[RequestSeen]:
+        incarnation, after = self._newest.get(frontend.role_id, ("", 0))
+        if incarnation != frontend.incarnation:
+            after = 0
+        found: list[RequestSeen] = []
+        before = NEWEST
+        for _ in range(PAGES_MAX):
+            answer = _asked(
+                frontend, RecordsAsked(ModelId(""), before, after=after), ANSWER_MS, self._keyring
+            )
+            found += requests_seen(answer, MonotonicClock().now_ms())
+            before = answer.requests[-1].number if answer.requests else 0
+            if before <= after + 1:
+                break
+        if found:
+            self._newest[frontend.role_id] = frontend.incarnation, found[0].record.number
+        return found
 
 
 def models_beside(model_id: ModelId, report: ClusterReport) -> tuple[ModelId, ...]:
@@ -97,16 +135,11 @@ def newest_bad_of_all(
     """The newest late and refused requests of every frontend, as many as one answer holds, and the frontends that say nothing."""
     found: list[RequestSeen] = []
     silent: list[str] = []
-    asked = RecordsAsked(ModelId(""), NEWEST, bad_only=True)
-    for process in report.processes:
-        addresses = process.addresses.get("client", ())
-        if not process.role_id.startswith(FRONTEND_PREFIX) or not process.alive or not addresses:
-            continue
-        server = PeerId(process.role_id)
+    for frontend in _frontends(report):
         try:
-            answer = ask_role(addresses, asked, RequestsRemembered, LOOK_MS, server=server, keyring=keyring)
+            answer = _asked(frontend, RecordsAsked(ModelId(""), NEWEST, bad_only=True), LOOK_MS, keyring)
         except PeerLost:
-            silent.append(process.role_id)
+            silent.append(frontend.role_id)
         else:
             found += requests_seen(answer, MonotonicClock().now_ms())
     return [one for one in found if one.is_bad], silent
@@ -117,10 +150,28 @@ def arrivals_of(
 ) -> RequestsRemembered:
     """What a frontend counted of a model's requests in the last minute. Raises PeerLost."""
     # No record has so low a number: the counts are wanted alone.
-    asked = RecordsAsked(model_id, 0)
-    server = PeerId(process.role_id)
+    return _asked(process, RecordsAsked(model_id, 0), LOOK_MS, keyring)
+
+
+def _frontends(report: ClusterReport) -> list[ProcessReport]:
+    """Those that may answer."""
+    return [
+        one
+        for one in report.processes
+        if one.role_id.startswith(FRONTEND_PREFIX) and one.alive and one.addresses.get("client")
+    ]
+
+
+def _asked(
+    frontend: ProcessReport, asked: RecordsAsked, limit_ms: float, keyring: Keyring | None
+) -> RequestsRemembered:
     return ask_role(
-        process.addresses["client"], asked, RequestsRemembered, LOOK_MS, server=server, keyring=keyring
+        frontend.addresses["client"],
+        asked,
+        RequestsRemembered,
+        limit_ms,
+        server=PeerId(frontend.role_id),
+        keyring=keyring,
     )
 
 
@@ -146,30 +197,16 @@ def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float
 
 
 def _ask_frontend(
-    found: Remembered,
-    role_id: str,
-    addresses: Sequence[str],
-    model_id: ModelId,
-    request_id: str,
-    last_ms: float | None,
+    found: Remembered, frontend: ProcessReport, model_id: ModelId, request_id: str, last_ms: float | None
 ) -> None:
     before = NEWEST
     for page in range(PAGES_MAX):
-        answer = ask_role(
-            addresses,
-            RecordsAsked(model_id, before, request_id),
-            RequestsRemembered,
-            ANSWER_MS,
-            server=PeerId(role_id),
-            keyring=found.keyring,
-        )
+        answer = _asked(frontend, RecordsAsked(model_id, before, request_id), ANSWER_MS, found.keyring)
         found.requests += requests_seen(answer, MonotonicClock().now_ms())
         if page == 0 and answer.arrivals:
-            found.bin_ms = answer.bin_ms
+            found.arrivals.add(model_id, answer)
             found.bad[model_id] = found.bad.get(model_id, 0) + answer.bad
             found.unserved[model_id] = found.unserved.get(model_id, 0) + answer.unserved
-            former = found.arrivals.get(model_id, [0] * len(answer.arrivals))
-            found.arrivals[model_id] = [a + b for a, b in zip(former, answer.arrivals, strict=True)]
         oldest = answer.requests[-1] if answer.requests else None
         if oldest is None or request_id or (last_ms is not None and oldest.ended_ago_ms > last_ms):
             return

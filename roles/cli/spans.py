@@ -21,7 +21,7 @@ from roles.cli.options import (
     run_dir_flag,
     via_option,
 )
-from roles.cli.records import remembered
+from roles.cli.records import NewRequests
 
 EVERY_S_MIN, EVERY_S_MAX = 0.2, 60.0
 
@@ -64,29 +64,32 @@ def spans(
         ) from error
     home = chosen_run_dir(run_dir_option)
     exported = Spans.to(endpoint)
+    is_first, is_away = True, False
+    silent: set[str] = set()
     try:
-        last_ms = None
-        is_away = False
+        asked = NewRequests(home.path, keyring_of(key_file))
         while True:
+            former = silent
             try:
-                found = remembered(
-                    home.path, last_ms=last_ms, is_with_batches=False, keyring=keyring_of(key_file)
-                )
+                requests, silent = asked.ask()
             except PeerLost as error:
-                if last_ms is None:  # there was none from the beginning: more likely the wrong place
+                if is_first:  # there was none from the beginning: more likely the wrong place
                     raise
                 if not is_away:
                     remark([f"{error}; it is asked again every {every_s:g} s"])
                 is_away = True
                 select.select([], [], [], every_s)
                 continue
-            is_away = False
+            is_first = is_away = False
+            remark(
+                f"{role_id} does not answer: what it remembers is {'left out' if is_once else 'exported when it does'}"
+                for role_id in sorted(silent - former)
+            )
             offset_ms = WallClock().now_ms() - MonotonicClock().now_ms()
-            count = exported.export(found.requests, offset_ms)
+            count = exported.export(requests, offset_ms)
             if is_once:
                 _tell_once(count, exported.refused(), endpoint)
                 return
-            last_ms = 2e3 * every_s  # what was missed by one look is found by the next
             select.select([], [], [], every_s)
     finally:
         exported.close()

@@ -121,7 +121,7 @@ def _minute(run_dir: Path, change: Change, key_file: Path | None) -> Remembered:
         raise FabricError(
             "GPUs are of one shard: say of which by the name of a model, such as --rate MODEL=1"
         )
-    return remembered(run_dir, models, last_ms=MINUTE_MS, keyring=keyring)
+    return remembered(run_dir, models, report=report, last_ms=MINUTE_MS, keyring=keyring)
 
 
 def _print(answer: WhatIf) -> None:

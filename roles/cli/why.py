@@ -32,6 +32,7 @@ from roles.observability.remedies import Remedy, remedies
 from roles.observability.situation import MINUTE_MS, Situation
 from roles.observability.units import shown_ms
 from roles.runtime.process import die_with_parent
+from roles.runtime.running_cluster import look
 
 LATE_TIMERS = "timer_late_p99_ms"
 
@@ -82,16 +83,12 @@ def reasons_of(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> lis
 
 def last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
     """What is remembered of a model, and of what stands beside it. Raises FabricError for one that is not served."""
-    report = remembered(run_dir, (model_id,), last_ms=MINUTE_MS, keyring=keyring)
-    known = [one.model_id for one in report.report.scheduler.models]
+    report = look(run_dir, keyring)
+    known = [one.model_id for one in report.scheduler.models]
     if model_id not in known:
         raise FabricError(f"no model {model_id!r} is served; there is {', '.join(known)}")
-    others = tuple(other for other in models_beside(model_id, report.report) if other != model_id)
-    if others:
-        beside = remembered(run_dir, others, last_ms=MINUTE_MS, keyring=keyring)
-        report.arrivals |= beside.arrivals
-        report.bad |= beside.bad
-    return report
+    models = tuple(dict.fromkeys((model_id, *models_beside(model_id, report))))
+    return remembered(run_dir, models, report=report, last_ms=MINUTE_MS, keyring=keyring)
 
 
 def _examined(
@@ -107,12 +104,13 @@ def situation_of(report: Remembered) -> Situation:
     """What was gathered, as the rules want it."""
     scheduler = report.report.scheduler
     plan = scheduler.plan
+    arrivals = report.arrivals.by_model()
     return Situation(
-        minute_of(report.plan, report.arrivals, report.bin_ms),
+        minute_of(report.plan, arrivals, report.arrivals.bin_ms),
         report.requests,
         report.batches,
-        report.arrivals,
-        report.bin_ms,
+        arrivals,
+        report.arrivals.bin_ms,
         report.bad,
         {one.model_id: one.replicas for one in scheduler.models},
         {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},

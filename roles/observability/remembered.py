@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,6 +98,34 @@ class AbsenceSeen:
     def slice_id(self) -> SliceId:
         """Which one."""
         return self.entry.slice_id
+
+
+class ArrivalsSeen:
+    """What frontends of one host counted of models, added up bin by bin; bins have numbers on that host's clock.
+
+    Each answer reaches back a minute from its own moment. All models are told over the span that every answer covers, without the
+    bin of the first answer's moment, which was not over.
+    """
+
+    def __init__(self) -> None:
+        self.bin_ms = 0.0
+        self._counts: dict[ModelId, Counter[int]] = {}
+        self._first, self._end = 0, 1 << 62
+
+    def add(self, model_id: ModelId, told: RequestsRemembered) -> None:
+        """An answer that was asked for about that model."""
+        self.bin_ms = told.bin_ms
+        first = told.newest_bin + 1 - len(told.arrivals)
+        self._first, self._end = max(self._first, first), min(self._end, told.newest_bin)
+        counts = self._counts.setdefault(model_id, Counter())
+        for number, count in enumerate(told.arrivals, first):
+            if count:
+                counts[number] += count
+
+    def by_model(self) -> dict[ModelId, list[int]]:
+        """Oldest first, all of the same bins."""
+        span = range(self._first, self._end)
+        return {model_id: [counts[number] for number in span] for model_id, counts in self._counts.items()}
 
 
 def gpu_of(slice_id: SliceId) -> str:

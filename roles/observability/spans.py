@@ -6,7 +6,7 @@ put on the time of day when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -20,8 +20,6 @@ from roles.observability.remembered import RequestSeen
 _STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
 _FLUSHED_AT: Final = 128
 """Requests, each of up to eight spans: half of what the library's queue holds."""
-REMEMBERED_MAX: Final = 1_024
-"""Frontends whose newest number is known."""
 
 
 class _Heeding(SpanExporter):
@@ -45,7 +43,7 @@ class _Heeding(SpanExporter):
 
 
 class Spans:
-    """Exports each request once. `offset_ms`, where it is asked for: from the requests' clock to the time of day."""
+    """Exports requests. `offset_ms`, where it is asked for: from the requests' clock to the time of day."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "tenuto"}))
@@ -53,29 +51,19 @@ class Spans:
         self._processor = BatchSpanProcessor(self._exporter)
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("tenuto")
-        self._newest: dict[str, int] = {}
 
     @classmethod
     def to(cls, endpoint: str) -> Spans:
         """By OTLP over HTTP, such as to http://localhost:4318/v1/traces."""
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
-    def export(self, requests: Iterable[RequestSeen], offset_ms: float) -> int:
-        """Those that are new; how many."""
-        count = 0
-        for request in sorted(requests, key=lambda one: one.record.number):
-            frontend = request.record.request_id.partition("-")[0]
-            if request.record.number <= self._newest.get(frontend, 0):
-                continue
-            self._newest.pop(frontend, None)  # the newest one last
-            self._newest[frontend] = request.record.number
-            if len(self._newest) > REMEMBERED_MAX:
-                del self._newest[next(iter(self._newest))]
+    def export(self, requests: Collection[RequestSeen], offset_ms: float) -> int:
+        """Those, in the order in which they ended; how many."""
+        for count, request in enumerate(sorted(requests, key=lambda one: one.ended_at_ms), 1):
             self._span(request, offset_ms)
-            count += 1
             if count % _FLUSHED_AT == 0:  # more than its queue holds would be dropped
                 self._processor.force_flush()
-        return count
+        return len(requests)
 
     def refused(self) -> int:
         """Requests that the collector has not taken, of all that were exported until now."""

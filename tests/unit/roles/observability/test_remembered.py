@@ -13,10 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from fabric.ids import BatchId, ModelId, SliceId
-from fabric.messages import BatchEntry, Ledger, RequestRecord
+from fabric.messages import BatchEntry, Ledger, RequestRecord, RequestsRemembered
+from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, MinuteBins
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.explain import explain
-from roles.observability.remembered import BatchSeen, RequestSeen
+from roles.observability.remembered import ArrivalsSeen, BatchSeen, RequestSeen
 from roles.observability.spans import Spans
 
 OURS, BERT = ModelId("resnet50"), ModelId("bert")
@@ -138,11 +139,11 @@ def test_a_request_whose_batch_is_not_remembered_was_granted_all_the_same() -> N
     assert "It was granted to here/gpu0/0; how its batch ended is not remembered." in its.sentences
 
 
-def test_each_request_is_exported_once_as_a_span_with_its_stages_below() -> None:
+def test_a_request_is_exported_as_a_span_with_its_stages_below() -> None:
     exporter = InMemorySpanExporter()
     spans = Spans(exporter)
     assert spans.export([late_request(1), late_request(2, "good")], offset_ms=1e12) == 2
-    assert spans.export([late_request(1), late_request(2, "good"), late_request(3)], offset_ms=1e12) == 1
+    assert spans.export([late_request(3)], offset_ms=1e12) == 1
     spans.close()
     found = exporter.get_finished_spans()
     whole = [one for one in found if one.parent is None]
@@ -198,3 +199,26 @@ def test_what_the_collector_does_not_take_is_counted() -> None:
     assert taken.refused() == 0
     for one in (spans, taken):
         one.close()
+
+
+def counted(at_ms: Sequence[float], told_at_ms: float) -> RequestsRemembered:
+    """What a frontend that requests came to at these moments says of them at that one."""
+    bins = MinuteBins(ARRIVAL_BIN_MS)
+    for moment in at_ms:
+        bins.note(moment)
+    listed, newest = bins.listed(told_at_ms), bins.number(told_at_ms)
+    return RequestsRemembered((), listed, ARRIVAL_BIN_MS, 0, newest)
+
+
+def test_what_came_at_one_moment_is_in_one_bin_whenever_frontends_are_asked() -> None:
+    """Two frontends and two models: the last answer comes 700 ms after the first."""
+    arrivals = ArrivalsSeen()
+    moments = [65_000.0, 80_000.0, 99_990.0]
+    arrivals.add(OURS, counted(moments, 100_000.0))
+    arrivals.add(BERT, counted(moments, 100_350.0))
+    arrivals.add(OURS, counted(moments, 100_500.0))
+    arrivals.add(BERT, counted([*moments, 100_002.0], 100_700.0))
+    its = arrivals.by_model()
+    assert its[OURS] == its[BERT], "of the span that all answers cover"
+    assert [count for count in its[OURS] if count] == [2, 2, 2]
+    assert len(its[OURS]) * arrivals.bin_ms == 60_000.0 - ARRIVAL_BIN_MS - 700.0
