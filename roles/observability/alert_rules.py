@@ -36,6 +36,8 @@ BURNS: Final = (
     Burn("3d", "6h", 1.0, "ticket"),
 )
 _WINDOWS: Final = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+_JOB: Final = "tenuto-"
+"""So jobs of Prometheus that scrape roles begin; behind it comes the kind of role."""
 
 
 def served(window: str, extra: str = "", by: str = "model") -> str:
@@ -116,6 +118,13 @@ def _cluster(config: ClusterConfig) -> Iterator[dict[str, Any]]:
         else f"of {config.shards} shards one has no active scheduler, so no request for its models is served",
     )
     yield _alert(
+        "TenutoRoleAway",
+        f'up{{job=~"{_JOB}.+"}} == 0',  # its own series are gone with it, so that no other rule can tell
+        "15s",
+        "page",
+        "{{ $labels.instance }} ({{ $labels.job }}) does not answer: the role is down, stopped, or out of reach",
+    )
+    yield _alert(
         "TenutoRoleStuck",
         f"{catalog.SNAPSHOT_AGE.name} > 5",
         "30s",
@@ -128,6 +137,13 @@ def _cluster(config: ClusterConfig) -> Iterator[dict[str, Any]]:
         "10s",
         "page",
         "{{ $labels.role_id }} has no scheduler",
+    )
+    yield _alert(
+        "TenutoGatewayUnready",
+        f"{catalog.GATEWAY_READY.name} == 0",
+        "10s",
+        "page",
+        "{{ $labels.role_id }} has no frontend that takes requests",
     )
     yield _alert(
         "TenutoModelNotHosted",
@@ -197,7 +213,7 @@ def scrape_config(targets: Sequence[tuple[str, str]]) -> dict[str, Any]:
         "rule_files": ["tenuto-rules.yml"],
         "scrape_configs": [
             {
-                "job_name": f"tenuto-{kind}",
+                "job_name": f"{_JOB}{kind}",
                 "static_configs": [{"targets": [target for its, target in targets if its == kind]}],
             }
             for kind in kinds

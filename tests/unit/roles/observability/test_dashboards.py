@@ -100,7 +100,7 @@ def test_expressions_name_only_metrics_that_there_are_with_their_labels() -> Non
         named = set(re.findall(r"\btenuto_\w+", expression))
         assert named <= FORMS, expression
         bases = [SERIES.get(name) or SERIES[name.rpartition("_")[0]] for name in named]
-        labels = {"role_id", "le", "role", *(label for metric in bases for label in metric.labels)}
+        labels = {"role_id", "le", "role", "job", *(label for metric in bases for label in metric.labels)}
         used = set(re.findall(r"[{,](\w+)(?:=|!~)", expression))
         for group in re.findall(r"\b(?:by|on|group_left) \(([^)]*)\)", expression):
             used |= {label.strip() for label in group.split(",")}
@@ -180,6 +180,18 @@ def test_alarms_of_schedulers_are_silent_in_a_whole_cluster_and_told_of_one_that
     }
     whole = {"TenutoNoActiveScheduler": shards, "TenutoStandbyMissing": shards * (of_each - 1)}
     assert limits == {name: count for name, count in whole.items() if count}
+
+
+def test_a_role_that_does_not_answer_at_all_alarms_though_its_series_are_gone(tmp_path: Path) -> None:
+    files = written(tmp_path, DOCUMENT)
+    rules = yaml.safe_load(files["tenuto-rules.yml"])["groups"][2]["rules"]
+    alarms = {rule["alert"]: rule["expr"] for rule in rules}
+    (meant,) = re.findall(r'^up\{job=~"([^"]+)"\} == 0$', alarms["TenutoRoleAway"])
+    jobs = [job["job_name"] for job in yaml.safe_load(files["prometheus.yml"])["scrape_configs"]]
+    assert len(jobs) == 3
+    assert all(re.fullmatch(meant, job) for job in jobs)
+    assert not re.fullmatch(meant, "node-exporter")
+    assert alarms["TenutoGatewayUnready"] == "tenuto_gateway_ready == 0"
 
 
 PROMTOOL = shutil.which("promtool")
