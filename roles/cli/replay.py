@@ -69,6 +69,8 @@ def _refuse_report(file: Path) -> None:
     try:
         with file.open("rb") as opened:
             is_report = opened.read(len(HEADLINE)) == HEADLINE.encode()
+    except FileNotFoundError:  # of a journal there may be the older part alone
+        return
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     if is_report:

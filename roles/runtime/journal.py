@@ -17,7 +17,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,7 +32,9 @@ from roles.runtime.core import Core, Heard, Lost, Send, Tick
 
 VERSION = 1
 BYTES_MAX = 256 << 20  # about a million events of a busy scheduler
-FLUSH_EVERY_MS = 100.0  # what a process that is killed may take with it
+# At most so often, and with an event. Who is killed takes along what came since: what an idle core did last is written with the
+# next heartbeat of a peer.
+FLUSH_EVERY_MS = 100.0
 VALUE_BYTES_MAX = 64 << 20
 ITEMS_MAX = 1 << 20  # actions of one event
 
@@ -78,6 +80,7 @@ class Journal:
         self._entries = 0
         self._flush_at_ms = 0.0
         self._file: BinaryIO | None = None
+        self._has_begun = False
         try:
             _rotated(path).unlink(missing_ok=True)
             self._begin()
@@ -127,10 +130,16 @@ class Journal:
                 self._give_up(error)
 
     def set_aside(self) -> None:
-        """After its end: give it the name `kept_aside` says, so that the next journal does not replace it."""
+        """After its end: give it the name `kept_aside` says, so that the next journal does not replace it.
+
+        What has that name, of an earlier process of this pid, is given up: a part of that is none of this history.
+        """
+        if not self._has_begun:  # what is there is another one's
+            return
         aside = kept_aside(self._path)
         for path, new in ((_rotated(self._path), _rotated(aside)), (self._path, aside)):
             with suppress(OSError):  # the journal ended early, or had one part
+                new.unlink(missing_ok=True)
                 path.replace(new)
 
     def _give_up(self, error: OSError) -> None:
@@ -142,6 +151,7 @@ class Journal:
 
     def _begin(self) -> None:
         self._file = self._path.open("wb")
+        self._has_begun = True
         self._written = 0
         self._write(self._file, (VERSION, WIRE_VERSION, self._entries, self._about))
 
@@ -226,10 +236,9 @@ class JournalReader:
     """Reads one, rotated part first. `about` is what was given to `Journal`."""
 
     def __init__(self, path: Path) -> None:
-        older = _rotated(path)
-        self._paths = [older, path] if older.exists() else [path]
+        self._paths = [one for one in (_rotated(path), path) if one.exists()] or [path]
         self.is_cut = False
-        first, self.about = self._head(self._paths[0])
+        first, self.about = _head(self._paths[0], next(self._values(self._paths[0]), None))
         if first:
             raise ConfigError(
                 f"{path}: the first {first} events were given up for newer ones, so there is nothing to start from;"
@@ -237,30 +246,24 @@ class JournalReader:
             )
 
     def entries(self) -> Iterator[Entry]:
-        """Every event, in order."""
-        return chain.from_iterable(self._entries_of(path) for path in self._paths)
-
-    def _head(self, path: Path) -> tuple[int, bytes]:
-        for value in self._values(path):
-            match value:
-                case [int(version), int(wire), int(first), bytes(about)]:
-                    if (version, wire) != (VERSION, WIRE_VERSION):
-                        raise ConfigError(
-                            f"{path}: a journal of version {version}.{wire}, not {VERSION}.{WIRE_VERSION}"
-                        )
-                    return first, about
-                case _:
-                    break
-        raise ConfigError(f"{path}: not a journal")
-
-    def _entries_of(self, path: Path) -> Iterator[Entry]:
-        values = self._values(path)
-        next(values, None)
-        for value in values:
-            try:
-                yield _entry(value)
-            except (FabricError, TypeError, ValueError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{path}: not a journal's event: {error}") from error
+        """Every event, in order. Raises ConfigError for what is none, and for a second part of another history."""
+        events = 0
+        for path in self._paths:
+            values = self._values(path)
+            if (head := next(values, None)) is None:  # it was begun, and the disk was full
+                return
+            first, about = _head(path, head)
+            if (first, about) != (events, self.about):
+                raise ConfigError(
+                    f"{path}: goes on behind {first} events, and {self._paths[0]} has {events}: they are parts of two histories;"
+                    " move one of them away to play the other"
+                )
+            for value in values:
+                try:
+                    yield _entry(value)
+                except (FabricError, TypeError, ValueError, UnicodeDecodeError) as error:
+                    raise ConfigError(f"{path}: not a journal's event: {error}") from error
+                events += 1
 
     def _values(self, path: Path) -> Iterator[object]:
         try:
@@ -278,6 +281,19 @@ class JournalReader:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except (msgpack.UnpackException, ValueError) as error:
             raise ConfigError(f"{path}: not a journal: {error}") from error
+
+
+def _head(path: Path, value: object) -> tuple[int, bytes]:
+    """How many events came before this part, and whose core it is of."""
+    match value:
+        case [int(version), int(wire), int(first), bytes(about)]:
+            if (version, wire) != (VERSION, WIRE_VERSION):
+                raise ConfigError(
+                    f"{path}: a journal of version {version}.{wire}, not {VERSION}.{WIRE_VERSION}"
+                )
+            return first, about
+        case _:
+            raise ConfigError(f"{path}: not a journal")
 
 
 def _entry(value: object) -> Entry:

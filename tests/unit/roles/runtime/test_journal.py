@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from roles.runtime.journal import Event, Journal, JournalReader, Recorded, Repla
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings
-from tests.scarcity import full_disk
+from tests.scarcity import full_disk, no_descriptors
 
 PEER = PeerId("agent/1")
 MODEL = ModelSpec(ModelId("m"), 20.0, 4, None, (6.0, 7.0, 8.0, 9.0))
@@ -267,3 +268,59 @@ def test_a_journal_that_cannot_even_begin_ends_no_role_that_takes_over(
 def test_where_no_journal_may_be_is_said_before_it_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write the journal"):
         require_journal(tmp_path / "nowhere" / "j")
+
+
+def kept(path: Path) -> Path:
+    return path.with_name(f"{path.name}-{os.getpid()}")
+
+
+def end_with_a_defect(path: Path, pings: int, bytes_max: int = 1 << 20) -> None:
+    journal = Journal(path, b"echo", bytes_max)
+    core = Recorded(Echo(), journal)
+    for number in range(pings):
+        core.handle(Heard(PEER, Ping(number), 0.5), float(number))
+    journal.close()
+    journal.set_aside()
+
+
+@pytest.mark.parametrize("pings", [3, 40])
+def test_a_journal_that_is_kept_aside_is_one_history_also_after_another_of_that_pid(
+    tmp_path: Path, pings: int
+) -> None:
+    """In a container each process has the same pid."""
+    end_with_a_defect(tmp_path / "j", 38, bytes_max=4000)
+    assert replay(kept(tmp_path / "j"), lambda _: Echo()).events == 38
+    end_with_a_defect(tmp_path / "j", pings, bytes_max=4000)
+    assert replay(kept(tmp_path / "j"), lambda _: Echo()).events == pings
+
+
+def test_a_journal_that_could_not_begin_keeps_none_of_another_process_aside(tmp_path: Path) -> None:
+    record(tmp_path / "j", 3)
+    with no_descriptors():
+        journal = Journal(tmp_path / "j", b"echo")
+    journal.close()
+    journal.set_aside()
+    assert not kept(tmp_path / "j").exists()
+
+
+def test_parts_of_two_histories_are_not_played_as_one(tmp_path: Path) -> None:
+    record(tmp_path / "j", 40, bytes_max=4000)
+    record(tmp_path / "other", 3)
+    (tmp_path / "other").replace(tmp_path / "j")
+    with pytest.raises(ConfigError, match=r"goes on behind 0 events, .* they are parts of two histories"):
+        replay(tmp_path / "j", lambda _: Echo())
+
+
+def test_a_journal_that_ended_when_its_part_was_full_is_played_to_its_end(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", b"echo", 4_000)
+    core = Recorded(Echo(), journal)
+    with no_descriptors():
+        for number in range(100):
+            assert core.handle(Heard(PEER, Ping(number), 0.5), float(number))
+    journal.close()
+    assert not (tmp_path / "j").exists()
+    played = replay(tmp_path / "j", lambda _: Echo())
+    assert 0 < played.events < 100
+    assert (played.difference, played.is_cut) == (None, False)
+    journal.set_aside()
+    assert replay(kept(tmp_path / "j"), lambda _: Echo()).events == played.events
