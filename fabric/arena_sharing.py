@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.shared_memory import Arena
 
@@ -14,8 +15,9 @@ class ArenaSharing:
     Where there is no room for one, or the system gives no memory, it has no place and travels.
     """
 
-    def __init__(self, bytes_max: int, tensor_bytes_min: int) -> None:
+    def __init__(self, bytes_max: int, tensor_bytes_min: int, clock: Clock) -> None:
         self._bytes_max = bytes_max
+        self._clock = clock
         self._tensor_bytes_min = tensor_bytes_min
         self._arena: Arena | None = None
         self._is_refused = False
@@ -39,7 +41,14 @@ class ArenaSharing:
     def _opened(self) -> Arena | None:
         if self._arena is None and not self._is_refused:
             try:
-                self._arena = Arena(self._bytes_max)
+                self._arena = Arena(self._bytes_max, self._clock)
             except OSError:
                 self._is_refused = True
         return self._arena
+
+
+def lend(tensors: Sequence[NamedTensor]) -> None:
+    """Their request ends, and a worker may read them yet: see `Region.lend`."""
+    for tensor in tensors:
+        if tensor.place is not None:
+            tensor.place.lend()

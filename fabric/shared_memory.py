@@ -8,8 +8,9 @@ killed, and it is sealed against shrinking, so a sender cannot pull memory away 
 `/proc/PID/fd/N`, which the kernel grants to the same user in the same process namespace; both are in
 `memory_address()`, and two processes share exactly if these are equal.
 
-A place is its request's until the request has its answer, and for a moment longer where its client gave it up: a worker may
-have it in a batch with others. A reader that comes even later may find another request's bytes there: it computes for nobody.
+A place is its request's until the request has its answer. Where a worker may have it in a batch by then, as the request ended
+early or was granted more than once, it is nobody else's for a second longer (`Region.lend`): the batch is others' too. A reader
+that comes even later may find another request's bytes there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from fabric.clock import Clock, MonotonicClock
 from fabric.errors import RemoteProtocolError
 from fabric.messages import SharedAt
 
@@ -41,6 +43,7 @@ ALIGNMENT: Final = 4_096  # whole pages: the bytes of two requests never share a
 EPOCH_PUTS: Final = 512
 EPOCHS_KEPT: Final = 4  # pages that none of the last so many epochs needed go back to the system
 TRIM_BYTES_MAX: Final = 1 << 20  # with one put: it takes some 0.1 ms
+LENT_MS: Final = 1_000.0
 _NAME_PREFIX: Final = "tenuto-"
 _NAME: Final = re.compile(
     rf"([1-9][0-9]{{0,9}})/(0|[1-9][0-9]{{0,9}})/([1-9][0-9]{{0,15}})/({_NAME_PREFIX}[0-9a-f]{{32}})"
@@ -76,16 +79,21 @@ def is_shared_with(address: str) -> bool:
 class Region:
     """Where a tensor's bytes lie in somebody's arena; ours are given back with the last reference to it."""
 
-    __slots__ = ("_arena", "at", "data")
+    __slots__ = ("_arena", "_is_lent", "at", "data")
 
     def __init__(self, at: SharedAt, data: memoryview, arena: Arena | None = None) -> None:
         self.at = at
         self.data = data
         self._arena = arena
+        self._is_lent = False
+
+    def lend(self) -> None:
+        """Somebody may read it after it is given back: until `LENT_MS` have passed then, nothing else is put there."""
+        self._is_lent = True
 
     def __del__(self) -> None:
         if self._arena is not None:
-            self._arena.note_left(self.at.offset, len(self.data))
+            self._arena.note_left(self.at.offset, len(self.data), is_lent=self._is_lent)
 
 
 class Arena:
@@ -96,7 +104,8 @@ class Arena:
     (a limit on file sizes holds for it too).
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
         name = _NAME_PREFIX + secrets.token_hex(16)
         self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -110,6 +119,7 @@ class Arena:
         self._bytes = memoryview(self._map)
         self._free: list[tuple[int, int]] = [(0, size)]  # offset and size, by offset, never adjacent
         self._left: deque[tuple[int, int]] = deque()  # a place may be dropped on any thread
+        self._lent: deque[tuple[float, int, int]] = deque()  # likewise; until when nothing is put there
         self._touched = 0  # up to there pages may be ours
         self._needed = deque([0], EPOCHS_KEPT)  # how far each of the last epochs reached
         self._puts = 0
@@ -120,6 +130,10 @@ class Arena:
         taken = size + -size % ALIGNMENT
         while self._left:
             self._give_back(*self._left.popleft())
+        if self._lent:
+            now_ms = self._clock.now_ms()
+            while self._lent and self._lent[0][0] <= now_ms:
+                self._give_back(*self._lent.popleft()[1:])
         # First fit by offset: what was used last is used again, so few pages are touched and they stay warm.
         index = next((index for index, (_, free) in enumerate(self._free) if free >= taken), None)
         if index is None:
@@ -150,9 +164,13 @@ class Arena:
                         self._map.madvise(mmap.MADV_REMOVE, start, self._touched - start)
                     self._touched = start
 
-    def note_left(self, offset: int, size: int) -> None:
-        """A place is given back; safe from any thread."""
-        self._left.append((offset, size + -size % ALIGNMENT))
+    def note_left(self, offset: int, size: int, *, is_lent: bool = False) -> None:
+        """A place is given back, now or when nobody reads it any more; safe from any thread."""
+        taken = size + -size % ALIGNMENT
+        if is_lent:
+            self._lent.append((self._clock.now_ms() + LENT_MS, offset, taken))
+        else:
+            self._left.append((offset, taken))
 
     def close(self) -> None:
         """Readers keep what they have open."""

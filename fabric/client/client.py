@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from fabric.arena_sharing import ArenaSharing
+from fabric.arena_sharing import ArenaSharing, lend
 from fabric.client.client_options import ClientOptions
 from fabric.client.connection import Connection
 from fabric.client.listing import list_models
@@ -56,7 +56,6 @@ from fabric.messages import (
 )
 
 _OTHERS_WAIT_S: Final = 0.1  # for the greetings of the other frontends, once one has answered
-_LENT_S: Final = 1.0  # of what was given up, to a worker that has not begun its batch
 _DEADLINES_KEPT: Final = 1_000  # of answered requests, before they are cleared away
 
 
@@ -175,7 +174,7 @@ class Client:
         self._pending: dict[int, _Awaited] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; answered requests leave it when they come up
         self._alarm: asyncio.TimerHandle | None = None
-        self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES)
+        self._sharing = ArenaSharing(self._options.shared_bytes_max, SMALL_BELOW_BYTES, self._clock)
 
     async def open(self) -> None:
         """Connect, and wait for a sign of life; after `close` too. What was open, or is being opened, is closed first.
@@ -346,7 +345,7 @@ class Client:
         """The request was cancelled on this side: tell the frontend, if it has not answered."""
         awaited = self._pending.get(number)
         if awaited is not None:
-            self._lend(awaited)
+            lend(awaited.inputs)
             self._take_pending(number)
             self._tell_cancelled(awaited)
 
@@ -425,6 +424,8 @@ class Client:
         self, awaited: _Awaited, reason: str, now_ms: float, *, has_left: bool = True
     ) -> None:
         awaited.connection.awaited.discard(awaited.number)
+        if has_left:  # a worker may answer the frontend that we do not hear any more
+            lend(awaited.inputs)
         spent_ms = now_ms - awaited.sent_at_ms
         connection = self._choose(now_ms)
         if connection is None or connection is awaited.connection:
@@ -453,9 +454,11 @@ class Client:
         match received.message:
             case Answer():
                 self._answer(connection, received.message, received.tensors, now_ms)
-            case Refusal(number, code, reason, _, retry_after_ms):
+            case Refusal(number, code, reason, _, retry_after_ms, may_be_read):
                 if number in connection.awaited:
                     connection.circuit.note_answer()
+                    if may_be_read:
+                        lend(self._pending[number].inputs)
                     self._fail(number, request_error(code, reason, retry_after_ms))
             case ModelsListed(models):
                 for future in connection.listings:
@@ -475,6 +478,8 @@ class Client:
         if number not in connection.awaited:
             return  # cancelled or given up before
         connection.circuit.note_answer()
+        if answer.may_be_read:
+            lend(self._pending[number].inputs)
         awaited = self._take_pending(number)
         assert awaited is not None, "both tables have it"
         total_ms = now_ms - awaited.sent_at_ms
@@ -519,18 +524,12 @@ class Client:
             awaited = self._pending.get(number)
             if awaited is not None:
                 awaited.connection.circuit.note_unanswered(now_ms)
-                self._lend(awaited)
+                lend(awaited.inputs)
                 self._fail(number, DeadlineExceeded("no answer within the budget and its grace"))
                 self._tell_cancelled(awaited)
         self._alarm = None
         if self._deadlines:
             self._alarm = self._loop.call_later((self._deadlines[0][0] - now_ms) / 1e3, self._expire)
-
-    def _lend(self, awaited: _Awaited) -> None:
-        """It is given up here, and a worker may have it in a batch: its places in shared memory are nobody else's for a moment."""
-        lent = [one for one in awaited.inputs if one.place is not None]
-        if lent and self._is_open and not self._is_parents:
-            self._loop.call_later(_LENT_S, lent.clear)
 
     def _tell_cancelled(self, awaited: _Awaited) -> None:
         if self._is_open and not self._is_parents:

@@ -38,18 +38,21 @@ class Answer(Message, frozen=True, tag=3):
     """Frontend -> client, with output tensors.
 
     Of an application: a line of each stage, and whose the tensors are; their names are then `STAGE.PLACE.NAME`, such as ``cars.0.1.scores``.
+    `may_be_read`: another worker may have its inputs in a batch yet, so where they lie in shared memory nothing else is to lie for a second.
     """
 
     request_no: int
     ledger: Ledger
     stages: Listed[StageLine] = ()
     results: Listed[StageResult] = ()
+    may_be_read: bool = False
 
 
 class Refusal(Message, frozen=True, tag=4):
     """Frontend -> client: the final answer when there are no outputs.
 
     `retry_after_ms`: more is asked than can be served, or a slice of the model is on its way; sooner than that the same request is hardly served either.
+    `may_be_read`: as `Answer`, by any worker.
     """
 
     request_no: int
@@ -57,6 +60,7 @@ class Refusal(Message, frozen=True, tag=4):
     reason: str
     retryable: bool
     retry_after_ms: float | None = None
+    may_be_read: bool = False
 
 
 class ModelsAsked(Message, frozen=True, tag=5):

@@ -109,8 +109,8 @@ class PushPool:
         self.epoch = NO_EPOCH
         self._options = options or PushOptions()
         self._guard = guard
-        self._sharing = ArenaSharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES)
         self._clock = self._options.link.clock
+        self._sharing = ArenaSharing(self._options.shared_bytes_max, frames.SMALL_BELOW_BYTES, self._clock)
         self._counters = new_counters()
         self._targets: dict[PeerId, _Target] = {}
         with naming_descriptors():

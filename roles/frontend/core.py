@@ -591,6 +591,7 @@ class FrontendCore:
         wrong = next((spec for spec in event.specs if spec.shape[:1] != (len(outputs.seqs),)), None)
         is_first = True
         for row, request in self._checks.granted(outputs, self._now_ms):
+            request.unread -= 1
             if wrong is not None:
                 shape = list(wrong.shape)
                 self._requests.refuse(
@@ -611,7 +612,8 @@ class FrontendCore:
                         self._out.append(KeepRow(event.payload, row, kept))
                     continue
                 self._counts["answers"] += 1
-                self._out.append(Reply(request.client, Answer(request.number, ledger), event.payload, row))
+                answer = Answer(request.number, ledger, may_be_read=request.may_be_read)
+                self._out.append(Reply(request.client, answer, event.payload, row))
         self._out.append(Release(event.payload))
 
     def _on_worker(self, message: AnyMessage) -> None:

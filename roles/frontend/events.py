@@ -279,9 +279,10 @@ class MakeInputs(Struct, frozen=True, gc=False):
 
 
 class Release(Struct, frozen=True, gc=False):
-    """These tensors are wanted no more."""
+    """These tensors are wanted no more. `may_be_read`: but a worker may have them in a batch yet."""
 
     payload: Handle
+    may_be_read: bool = False
 
 
 FrontendAction = (

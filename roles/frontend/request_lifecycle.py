@@ -215,14 +215,15 @@ class RequestLifecycle:
             return
         self._counts["refusals"] += 1
         self._counts[f"refused_{error.code}"] += 1
-        self._out.append(Reply(request.client, refusal(request.number, error, reason, retry_after_ms)))
+        refused = refusal(request.number, error, reason, retry_after_ms, may_be_read=request.may_be_read)
+        self._out.append(Reply(request.client, refused))
 
     def finish(self, request: Request) -> None:
         """Its one final answer goes out with this step; the table has none after it."""
         request.step(RequestTransition.ANSWER)
         self._pending.remove(request)
         self._decoding.pop(request.payload, None)
-        self._out.append(Release(request.payload))
+        self._out.append(Release(request.payload, request.may_be_read))
         if request.is_application:
             self._applications.left(request)
         if request.run is not None and self._shards.links[request.shard].is_linked:
@@ -236,6 +237,13 @@ class RequestLifecycle:
         return info is None or info.is_idempotent
 
 
-def refusal(number: int, error: type[RequestError], reason: str, retry_after_ms: float | None) -> Refusal:
+def refusal(
+    number: int,
+    error: type[RequestError],
+    reason: str,
+    retry_after_ms: float | None,
+    *,
+    may_be_read: bool = False,
+) -> Refusal:
     """The answer to a client's request of that number."""
-    return Refusal(number, error.code, reason, error.retryable, retry_after_ms)
+    return Refusal(number, error.code, reason, error.retryable, retry_after_ms, may_be_read)

@@ -129,6 +129,7 @@ class Request:
     run: AnnouncedRun | None = None  # while the scheduler has it queued
     shard: int = 0  # which one it was announced to last: nobody else decides about it
     place: BatchSlot | None = None  # while granted
+    unread: int = 0  # grants to workers, each of which reads its inputs when it begins the batch, that brought no outputs
     stopped: tuple[BatchSlot, ...] = ()  # the newest of those that a later grant replaced
     tries_left: int = TRIES_MAX  # how often it may be announced again after a grant that came to nothing
     late_returns_left: int = LATE_RETURNS_MAX  # and before that, where its batch did not run for being late
@@ -136,6 +137,7 @@ class Request:
     has_lost_worker: bool = False
     task: TaskId | None = None  # it is a stage's, and no client's
     is_application: bool = False  # it waits for its tasks, and is never announced itself
+    tasks: list[Request] = field(default_factory=list)  # those so far, which may pass on what it brought
     head: ModelId = NO_HEAD  # of `model_id`, in whose batches it runs; empty: that model has none
     drop_reason: str = ""  # the scheduler gave it up while its picture was being decoded
 
@@ -147,6 +149,11 @@ class Request:
     def asked_name(self) -> ModelId:
         """By which its client asked."""
         return self.head or self.model_id
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether a worker may have its inputs in a batch yet: whoever has answered has read them."""
+        return self.unread > 0 or any(task.may_be_read for task in self.tasks)
 
     def may_try_again(self, *, was_late: bool) -> bool:
         """Whether it may be announced once more, which counts. `was_late`: its batch did not run, as it was late."""
@@ -269,6 +276,7 @@ class Pending:
             request.stopped = (*request.stopped, request.place)[-_STOPPED_MAX:]
         self.leave_slice(request)
         request.place = place
+        request.unread += 1
         self._by_slice.setdefault(place.slice_id, {})[request] = None
 
     def leave_slice(self, request: Request) -> None:

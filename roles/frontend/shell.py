@@ -264,8 +264,8 @@ class FrontendShell:
         match action:
             case Reply():
                 self._reply(action)
-            case Release(payload):
-                self._payloads.release(payload)
+            case Release(payload, may_be_read):
+                self._payloads.release(payload, may_be_read=may_be_read)
                 self._decoding.forget(payload)
             case Tell(FrontendHello() as hello, shard):
                 self._shards[shard].greet(hello)
@@ -307,7 +307,8 @@ class FrontendShell:
             if isinstance(message, Answer):
                 reason = f"its outputs cannot be sent: {error}"
                 number, code = message.request_no, code_of_unsendable(error)
-                self._to_clients.put(peer, Refusal(number, code, reason, retryable=False))
+                refused = Refusal(number, code, reason, retryable=False, may_be_read=message.may_be_read)
+                self._to_clients.put(peer, refused)
 
     def _tell(self, message: AnyMessage, shard: int) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from fabric.arena_sharing import lend
 from fabric.link import NamedTensor
 from roles.runtime.core import NO_PAYLOAD, Handle
 
@@ -47,11 +48,13 @@ class Payloads:
         self.bytes_kept += _bytes_of(tensors) - _bytes_of(self._kept[handle])
         self._kept[handle] = tensors
 
-    def release(self, handle: Handle) -> None:
-        """Forget a handle; releasing `NO_PAYLOAD` or one twice is nothing."""
+    def release(self, handle: Handle, *, may_be_read: bool = False) -> None:
+        """Forget a handle; releasing `NO_PAYLOAD` or one twice is nothing. `may_be_read`: by who knows their place in shared memory."""
         tensors = self._kept.pop(handle, None)
         if tensors is not None:
             self.bytes_kept -= _bytes_of(tensors)
+            if may_be_read:
+                lend(tensors)
 
     def __contains__(self, handle: Handle) -> bool:
         """Whether it was put and not released; any thread may ask."""

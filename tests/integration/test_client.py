@@ -96,6 +96,11 @@ class Frontend:
             case Infer(number, "late"):
                 self._is_ending.wait(1.05)
                 self.link.send(peer, Answer(number, Ledger(total_ms=1_050)), received.tensors)
+            case Infer(number, "refused while granted"):
+                refused = Refusal(number, "DeadlineExceeded", "too late", False, may_be_read=True)
+                self.link.send(peer, refused)
+            case Infer(number, "answered, and granted to another"):
+                self.link.send(peer, Answer(number, Ledger(), may_be_read=True))
             case Infer(number, "missing"):
                 self.link.send(peer, Refusal(number, "ModelNotFound", "no model 'missing'", False))
             case Infer(number, "busy"):
@@ -690,9 +695,11 @@ def test_a_client_opened_again_shares_memory_that_is_there(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
-@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "expired"])
-def test_inputs_of_a_request_that_was_given_up_are_nobody_elses_while_a_worker_may_read_them(
-    tmp_path: Path, is_cancelled: bool
+@pytest.mark.parametrize(
+    "model", ["cancelled", "expired", "refused while granted", "answered, and granted to another"]
+)
+def test_inputs_of_a_request_that_has_ended_are_nobody_elses_while_a_worker_may_read_them(
+    tmp_path: Path, model: str
 ) -> None:
     """It may be in a batch with others, whose model raises for all of them at bytes that it does not take."""
     address = f"ipc://{tmp_path}/client"
@@ -700,12 +707,12 @@ def test_inputs_of_a_request_that_was_given_up_are_nobody_elses_while_a_worker_m
 
     async def run() -> None:
         async with Client(address, QUICK) as client:
-            given_up = client.submit("never", {"x": IMAGE}, budget_ms=5_000 if is_cancelled else 20)
+            ended = client.submit(model, {"x": IMAGE}, budget_ms=20 if model == "expired" else 5_000)
             await seen(frontend, Infer)
-            if is_cancelled:
-                given_up.cancel()
-            with pytest.raises((asyncio.CancelledError, DeadlineExceeded)):
-                await given_up
+            if model == "cancelled":
+                ended.cancel()
+            with contextlib.suppress(asyncio.CancelledError, DeadlineExceeded):
+                await ended
             for _ in range(3):
                 await client.infer("echo", {"x": -IMAGE})
             lent = next(one for one in frontend.seen if isinstance(one.message, Infer))
@@ -716,6 +723,35 @@ def test_inputs_of_a_request_that_was_given_up_are_nobody_elses_while_a_worker_m
         assert frontend.link.counters["shared_bytes_in"] == 4 * IMAGE.nbytes
     finally:
         frontend.end()
+
+
+@pytest.mark.skipif(not memory_address(), reason="this system has no memory to share")
+def test_inputs_that_a_lost_frontend_may_have_granted_are_nobody_elses_though_another_has_answered(
+    tmp_path: Path,
+) -> None:
+    frontends = [Frontend(f"ipc://{tmp_path}/{number}", memory_address()) for number in range(2)]
+
+    async def run() -> None:
+        async with Client([one.address for one in frontends], QUICK) as client:
+            for one in frontends:
+                one.is_mute.set()
+            asked = client.submit("echo", {"x": IMAGE})
+            while not any(one.has_seen(Infer) for one in frontends):  # noqa: ASYNC110  seen on another thread
+                await asyncio.sleep(0.001)
+            lost, other = sorted(frontends, key=lambda one: not one.has_seen(Infer))
+            other.is_mute.clear()
+            lost.end()
+            await asked
+            for _ in range(3):
+                await client.infer("echo", {"x": -IMAGE})
+            lent = next(one for one in lost.seen if isinstance(one.message, Infer))
+            np.testing.assert_array_equal(lent.tensors[0].array, IMAGE)
+
+    try:
+        asyncio.run(run())
+    finally:
+        for one in frontends:
+            one.end()
 
 
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -254,6 +254,7 @@ class Applications:
             task=TaskId(application.name, ask.task),
         )
         running.tasks[ask.task] = _Task(request, ask.stage)
+        whole.tasks.append(request)
         application.number_of_task[ask.task] = ask.number
         application.tallies[ask.stage].asked += 1
         return AskTask(request, models[ask.model_id], made.specs)
@@ -390,6 +391,7 @@ def _answer(application: _Application, running: _Running, trip: Trip, now_ms: fl
             StageResult(stage, place, task.kept_tensors)
             for (stage, place, _), task in zip(results, tasks, strict=True)
         ),
+        request.may_be_read,
     )
     reply = ReplyWithAll(request.client, answer, tuple(task.kept for task in tasks))
     return AnswerRequest(request, ledger, reply)

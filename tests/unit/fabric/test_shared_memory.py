@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric import frames, shared_memory
+from fabric.clock import VirtualClock
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.ids import ModelId
 from fabric.link import NO_EPOCH, NamedTensor, Packed
@@ -24,6 +25,7 @@ from fabric.shared_memory import (
     ARENAS_LOOKED_AT_TO_OPEN,
     EPOCH_PUTS,
     EPOCHS_KEPT,
+    LENT_MS,
     Arena,
     Borrowed,
     Region,
@@ -65,6 +67,23 @@ def test_what_does_not_fit_is_refused_and_a_dropped_place_makes_room() -> None:
     again = arena.put(memoryview(b"y"))
     assert again is not None
     assert again.at.offset == 0
+
+
+def test_a_lent_place_is_nobody_elses_for_a_moment_after_it_is_given_back() -> None:
+    clock = VirtualClock(0.0)
+    arena = Arena(ALIGNMENT, clock)
+    lent = arena.put(memoryview(b"abc"))
+    assert lent is not None
+    lent.lend()
+    at = lent.at
+    clock.advance(5 * LENT_MS)  # as long as its request has it
+    del lent
+    assert arena.put(memoryview(b"x")) is None
+    clock.advance(6 * LENT_MS - 1.0)
+    assert arena.put(memoryview(b"x")) is None
+    assert bytes(Borrowed().place(at, 3).data) == b"abc"
+    clock.advance(6 * LENT_MS)
+    assert arena.put(memoryview(b"x")) is not None
 
 
 @settings(deadline=None)

@@ -7,6 +7,7 @@ import pytest
 
 from fabric import tensors
 from fabric.arena_sharing import ArenaSharing
+from fabric.clock import MonotonicClock
 from fabric.errors import LocalProtocolError, RemoteProtocolError
 from fabric.link import NamedTensor, Tensor
 from fabric.messages import TensorSpec
@@ -94,7 +95,7 @@ def test_where_the_system_gives_no_memory_tensors_travel(monkeypatch: pytest.Mon
         raise OSError(errno.EFBIG, "File too large")
 
     monkeypatch.setattr("os.ftruncate", refuse)
-    sharing = ArenaSharing(1 << 20, 16)
+    sharing = ArenaSharing(1 << 20, 16, MonotonicClock())
     tensor = NamedTensor("x", np.ones(16))
     sharing.share([tensor])
     sharing.share([tensor])
@@ -103,7 +104,7 @@ def test_where_the_system_gives_no_memory_tensors_travel(monkeypatch: pytest.Mon
 
 
 def test_only_large_tensors_are_shared_and_only_once() -> None:
-    sharing = ArenaSharing(1 << 20, 64)
+    sharing = ArenaSharing(1 << 20, 64, MonotonicClock())
     large, small = NamedTensor("x", np.ones(8)), NamedTensor("y", np.ones(7))
     sharing.share([large, small])
     place = large.place
