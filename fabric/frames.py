@@ -98,7 +98,7 @@ def join(packed: Sequence[Packed], *, epoch: Epoch, sent_at_ms: float) -> list[B
     return [header, b"".join(small), *large]
 
 
-def kept(parts: Sequence[Buffer]) -> list[Buffer]:
+def kept_apart(parts: Sequence[Buffer]) -> list[Buffer]:
     """The same to be kept for long: what is part of something much larger is copied, so that it does not keep all of that.
 
     Shared memory stays: it takes none of ours.

@@ -30,7 +30,7 @@ from fabric.shared_memory import Borrowed, Region
 from fabric.sockets.local_stream import LocalStream
 from fabric.sockets.local_streams import FLUSH_MS, LocalStreams
 from fabric.sockets.monitor import ConnectionMonitor
-from fabric.sockets.options import CONTROL, KEPT_AFTER_MS, LinkOptions
+from fabric.sockets.options import CONTROL, LinkOptions
 from fabric.sockets.unfinished import UnfinishedMessages
 from fabric.transit_time import TransitMeter
 
@@ -497,9 +497,12 @@ class _ByIpc:
 
 @dataclass(slots=True)
 class InFlight:
-    """Bytes of which ZeroMQ is not done with, by the trackers of their messages' last frames, and since when."""
+    """Bytes of which ZeroMQ is not done with, by the trackers of their messages' last frames.
 
-    messages: deque[tuple[zmq.MessageTracker, int, float]] = field(default_factory=deque)
+    Nobody knows for how long, and what ZeroMQ has cannot be changed: so it is given what is `kept_apart`.
+    """
+
+    messages: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
     size: int = 0
 
     def has_room(self, size: int, bytes_max: int) -> bool:
@@ -508,14 +511,10 @@ class InFlight:
             self.size -= self.messages.popleft()[1]
         return not self.messages or self.size + size <= bytes_max
 
-    def is_behind(self, now_ms: float) -> bool:
-        """Whether what was there at the last `has_room` has been for so long that what is added may be for longer."""
-        return bool(self.messages) and now_ms > self.messages[0][2] + KEPT_AFTER_MS
-
-    def add(self, tracker: zmq.MessageTracker | None, size: int, now_ms: float) -> None:
+    def add(self, tracker: zmq.MessageTracker | None, size: int) -> None:
         """What was sent; without a tracker it was copied."""
         if tracker is not None:
-            self.messages.append((tracker, size, now_ms))
+            self.messages.append((tracker, size))
             self.size += size
 
 

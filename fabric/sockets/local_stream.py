@@ -22,13 +22,15 @@ from typing import Final
 
 from fabric.codec import Buffer
 from fabric.errors import RemoteProtocolError
-from fabric.frames import ALIGNMENT, SMALL_BELOW_BYTES, kept
+from fabric.frames import ALIGNMENT, SMALL_BELOW_BYTES, kept_apart
 from fabric.ids import PeerId
-from fabric.sockets.options import KEPT_AFTER_MS, LinkOptions
+from fabric.sockets.options import LinkOptions
 
 READ_BYTES: Final = 64 << 10
 FLUSH_BYTES: Final = 1 << 20
 """Sent in one turn of what had to wait, so that one who reads a lot does not hold up the others."""
+SLOW_FROM_MS: Final = 10.0
+"""Whoever has not read for so long may not for longer: what waits is kept by itself then, not with what it is part of."""
 _BUFFERS_MAX: Final = 1_000  # of one call; the kernel takes 1,024
 _PADDING: Final = bytes(ALIGNMENT)
 _ONE: Final = struct.Struct("=II")  # the numbers of a message of one frame
@@ -38,7 +40,8 @@ _HEARING: Final = select.EPOLLIN | select.EPOLLRDHUP
 class LocalStream:
     """One connected stream: whole messages out and in, without blocking.
 
-    `peer`: who is there, as its owner found out by `identity`, which the other end has greeted with.
+    `peer`: who is there, as its owner found out by `identity`, which the other end has greeted with. `on_wait` hears when something
+    begins to wait, and sees to `keep_apart`.
     """
 
     __slots__ = (
@@ -47,6 +50,7 @@ class LocalStream:
         "_filled",
         "_large",
         "_lengths",
+        "_on_wait",
         "_options",
         "_poll",
         "_socket",
@@ -64,7 +68,13 @@ class LocalStream:
         "peer",
     )
 
-    def __init__(self, connected: socket.socket, options: LinkOptions, poll: select.epoll) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        options: LinkOptions,
+        poll: select.epoll,
+        on_wait: Callable[[LocalStream, float], None],
+    ) -> None:
         self.descriptor = connected.fileno()
         self.identity: bytes | None = None
         self.peer = PeerId("")
@@ -83,6 +93,7 @@ class LocalStream:
         self._socket = connected
         self._options = options
         self._poll = poll
+        self._on_wait = on_wait
         self._unsent: deque[list[memoryview]] = deque()  # what is left of messages that wait
         self._unsent_bytes = 0
         self._unsent_from_ms = 0.0  # since then something has waited
@@ -117,8 +128,8 @@ class LocalStream:
                 or self._unsent_bytes + size > options.queue_bytes_max
             ):
                 return False
-            is_behind = options.clock.now_ms() > self._unsent_from_ms + KEPT_AFTER_MS
-            self._keep(_framed(kept(parts) if is_behind else parts))
+            is_slow = options.clock.now_ms() > self._unsent_from_ms + SLOW_FROM_MS
+            self._keep(_framed(kept_apart(parts) if is_slow else parts))
             return True
         try:
             if len(parts) == 1 and size < SMALL_BELOW_BYTES:  # nearly all there are
@@ -137,7 +148,8 @@ class LocalStream:
             return False
         if _cut_off(buffers, sent):
             self._keep(buffers)
-            self._unsent_from_ms = self._options.clock.now_ms()
+            self._unsent_from_ms = now_ms = self._options.clock.now_ms()
+            self._on_wait(self, now_ms)
             self._poll.modify(self.descriptor, _HEARING | select.EPOLLOUT)
         return True
 
@@ -151,6 +163,11 @@ class LocalStream:
             self._unsent_bytes = 0
         if not self._unsent:
             self._poll.modify(self.descriptor, _HEARING)
+
+    def keep_apart(self) -> None:
+        """What waits may for long: copy what is part of something much larger."""
+        for buffers in self._unsent:
+            buffers[:] = [memoryview(one) for one in kept_apart(buffers)]
 
     def receive(self) -> Sequence[Buffer] | None:
         """The frames of the next message; None: it is not here yet. Raises RemoteProtocolError for what can be none."""

@@ -28,7 +28,7 @@ from fabric.codec import Buffer
 from fabric.errors import ConfigError, RemoteProtocolError
 from fabric.ipc import private_files
 from fabric.sockets.flushing import IN_BACKGROUND
-from fabric.sockets.local_stream import LocalStream
+from fabric.sockets.local_stream import SLOW_FROM_MS, LocalStream
 from fabric.sockets.options import LinkOptions
 
 SWITCH: Final = "TENUTO_EXPRESS"
@@ -65,6 +65,7 @@ class LocalStreams:
         self._poll = select.epoll()
         self._streams: dict[int, LocalStream] = {}
         self._waiting: deque[LocalStream] = deque()  # those that may have a message, in turn
+        self._slow: deque[tuple[float, LocalStream]] = deque()  # something waits for them, and since when
         self._ungreeted: deque[tuple[float, LocalStream]] = deque()  # those accepted last, and until when
         self._listeners: dict[int, tuple[socket.socket, Path]] = {}
         self._listen_again: list[Path] = []  # once there are descriptors again
@@ -147,6 +148,8 @@ class LocalStreams:
                 self._accept(descriptor)
             else:
                 self.told.add(descriptor)
+        if self._slow:
+            self._keep_apart(self._options.clock.now_ms())
         if self._ungreeted:
             self._end_ungreeted(self._options.clock.now_ms())
         if self._listen_again and self._options.clock.now_ms() >= self._listen_again_at_ms:
@@ -198,6 +201,7 @@ class LocalStreams:
         self._listeners.clear()
         for stream in list(self._streams.values()):
             self.end(stream, is_flushed=True)
+        self._slow.clear()
         self._poll.close()
 
     def _wait(self, stream: LocalStream) -> None:
@@ -208,6 +212,14 @@ class LocalStreams:
     def _lose(self, stream: LocalStream) -> None:
         self.end(stream)
         self.ended.append(stream)
+
+    def _note_slow(self, stream: LocalStream, now_ms: float) -> None:
+        self._keep_apart(now_ms)  # as nobody may say anything for long, and so nobody look
+        self._slow.append((now_ms, stream))
+
+    def _keep_apart(self, now_ms: float) -> None:
+        while self._slow and now_ms > self._slow[0][0] + SLOW_FROM_MS:
+            self._slow.popleft()[1].keep_apart()
 
     def _accept(self, descriptor: int) -> None:
         listener, path = self._listeners[descriptor]
@@ -247,7 +259,7 @@ class LocalStreams:
         self._listen_again_at_ms = self._options.clock.now_ms() + LISTEN_AGAIN_MS
 
     def _add(self, connected: socket.socket) -> LocalStream:
-        stream = LocalStream(connected, self._options, self._poll)
+        stream = LocalStream(connected, self._options, self._poll, self._note_slow)
         self._streams[stream.descriptor] = stream
         return stream
 

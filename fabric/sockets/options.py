@@ -10,9 +10,6 @@ from fabric import frames
 from fabric.clock import Clock, MonotonicClock
 from fabric.codec import BULKY_HEADER_BYTES_MAX, LONG_HEADER_BYTES_MAX
 
-KEPT_AFTER_MS: Final = 10.0
-"""Whoever has not read for so long may not for longer: what is sent then is kept by itself, not with what it is part of (`frames.kept`)."""
-
 
 class LinkOptions(Struct, frozen=True):
     """Bounds of one link. A queue of messages is per peer and direction; the others are per message.

@@ -100,9 +100,9 @@ class _Target:
 class PushPool:
     """Push sockets by the name of the slice or frontend they feed: opened at the first send, closed when idle.
 
-    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied, but for
-    a receiver with which we share memory: that copy is the only one, and a tensor that lies there already is not
-    sent at all.
+    Arrays given to `send` must not change until they are sent: frames of 64 kB and more are not copied, but where
+    they are part of something much larger, and for a receiver with which we share memory: that copy is the only one, and a tensor that
+    lies there already is not sent at all.
     """
 
     def __init__(self, options: PushOptions | None = None, guard: LinkAccess | None = None) -> None:
@@ -164,12 +164,11 @@ class PushPool:
         assert target.socket is not None, "one of them is open"
         if not target.in_flight.has_room(size, self._options.queue_bytes_max):
             return note_refused(self._counters)
-        if target.in_flight.is_behind(now_ms):
-            parts = frames.kept(parts)
+        parts = frames.kept_apart(parts)
         is_in, tracker = send_parts(target.socket, parts, is_tracked=size >= COPY_BELOW_BYTES)
         if not is_in:
             return note_refused(self._counters)
-        target.in_flight.add(tracker, size, now_ms)
+        target.in_flight.add(tracker, size)
         return note_sent(self._counters, size, (packed,))
 
     def drop(self, peer: PeerId) -> None:

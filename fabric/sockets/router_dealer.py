@@ -87,13 +87,10 @@ class RouterLink(ListeningLink):
                 return False
             return note_refused(self._counters)
         is_large = size >= COPY_BELOW_BYTES
-        now_ms = self._clock.now_ms() if is_large else 0.0
         if is_large:
-            in_flight = self._of(peer)
-            if not in_flight.has_room(size, self._options.queue_bytes_max):
+            if not self._of(peer).has_room(size, self._options.queue_bytes_max):
                 return note_refused(self._counters)
-            if in_flight.is_behind(now_ms):
-                parts = frames.kept(parts)
+            parts = frames.kept_apart(parts)
         self._is_touched = True
         try:
             self._socket.send(route, MORE)
@@ -105,7 +102,7 @@ class RouterLink(ListeningLink):
             return self._unroutable(peer)
         _, tracker = send_parts(self._socket, parts, is_tracked=is_large)
         if is_large:
-            self._in_flight[peer].add(tracker, size, now_ms)
+            self._in_flight[peer].add(tracker, size)
         return note_sent(self._counters, size, packed)
 
     def _connection_ended(self, descriptor: int) -> None:

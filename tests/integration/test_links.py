@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -440,6 +441,45 @@ def test_what_waits_for_who_does_not_read_is_no_more_in_memory_than_it_is_by_cou
     came = take(receiver, 60)
     assert [one.message for one in came] == [Ping(number) for number in range(60)]
     assert all((one.tensors[0].array == number).all() for number, one in enumerate(came))
+
+
+@pytest.mark.parametrize("is_pushed", [False, True], ids=["router", "push"])
+def test_what_waits_for_many_who_do_not_read_keeps_nothing_larger_that_it_is_part_of(
+    address: str, opened: Opened, is_pushed: bool
+) -> None:
+    """Each is sent one row, of a batch of its own."""
+    peers = [PeerId(f"peer/{number}") for number in range(20)]
+    receivers: list[Link] = []
+    clock = VirtualClock(0.0)
+    options = LinkOptions(clock=clock)
+    sender = PushPool(PushOptions(link=options)) if is_pushed else RouterLink.bind([address], options)
+    opened(sender)
+    for number, peer in enumerate(peers):
+        if isinstance(sender, PushPool):
+            pull = PullLink.bind([TCP if address == TCP else f"{address}{number}"])
+            sender.know(peer, Incarnation("one"), pull.addresses)
+            receivers.append(pull)
+        else:
+            dealer = DealerLink.connect(peer, SERVER, sender.addresses, LinkOptions())
+            until(partial(dealer.send, SERVER, Ping(0)), dealer)
+            receivers.append(dealer)
+        opened(receivers[-1])
+    if not is_pushed:
+        take(sender, len(peers))
+    batches = []
+    for number, peer in enumerate(peers):
+        batch = np.full((8, 1_000_000), number, np.uint8)
+        batches.append(weakref.ref(batch))
+        if peer == peers[-1]:
+            clock.advance(11.0)
+        row = [NamedTensor("y", batch[3, ...])]
+        assert sender.send(peer, Ping(number), row)
+        del batch, row
+    assert sum(batch() is not None for batch in batches) <= 1, "rows keep their batches"
+    for number, receiver in enumerate(receivers):
+        (came,) = take(receiver, 1)
+        assert came.message == Ping(number)
+        assert (came.tensors[0].array == number).all()
 
 
 def test_one_message_over_the_byte_budget_still_fits_an_empty_queue(opened: Opened) -> None:

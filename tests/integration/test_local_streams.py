@@ -846,7 +846,7 @@ class NoMemory(socket.socket):
 def test_both_ends_find_the_end_where_the_kernel_had_no_memory_for_a_message() -> None:
     one, other = socket.socketpair()
     with select.epoll() as poll, other:
-        stream = LocalStream(NoMemory(fileno=one.detach()), SMALL, poll)
+        stream = LocalStream(NoMemory(fileno=one.detach()), SMALL, poll, lambda *_: None)
         other.sendall(whole(Ping(1)))
         assert not stream.send([b"x"], 1)
         assert stream.is_broken

@@ -116,17 +116,17 @@ def test_what_is_kept_for_long_keeps_nothing_much_larger_that_it_is_part_of() ->
         np.asarray(batch.array[...]),
     ):
         _, row = to_frame("y", whole[3, ...])
-        (own,) = frames.kept([row])
+        (own,) = frames.kept_apart([row])
         assert bytes(own) == bytes(row)
         assert isinstance(own, bytes), "it is copied"
     _, alone = to_frame("y", batch.array)
     _, half = to_frame("y", batch.array[:32])
     for part in (alone, half, b"header"):
-        assert frames.kept([part])[0] is part
+        assert frames.kept_apart([part])[0] is part
 
 
 def test_what_lies_in_shared_memory_is_kept_there() -> None:
     tensor = NamedTensor("x", np.zeros(70_000, np.uint8))
     assert share(tensor, Arena(1 << 24))
     _, part = to_frame("x", tensor.array)
-    assert frames.kept([part])[0] is part
+    assert frames.kept_apart([part])[0] is part
