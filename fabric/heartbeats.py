@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fabric.ids import PeerId
@@ -24,6 +24,8 @@ from fabric.transit_time import ASK_EVERY_MS
 INTERVAL_MS: Final = 250.0
 PATIENCE_MS: Final = 1_500.0
 """What a cluster has whose file does not say otherwise."""
+_PINGS_KEPT: Final = 64
+"""Of each peer, without an answer: on a long or busy way the next one leaves before the last one is answered."""
 
 
 class PeerState(enum.IntEnum):  # the hash of a plain Enum is Python's own work, and each message needs two
@@ -76,6 +78,8 @@ class _Watched:
     heard_at_ms: float
     pinged_at_ms: float = -math.inf
     number: int = 0
+    unanswered: list[float] = field(default_factory=list)
+    """When our last pings left, up to that number, since the newest that was answered."""
     has_answered: bool = False
     """Our last ping, and has not asked us since."""
     state: PeerState = PeerState.ALIVE
@@ -120,14 +124,20 @@ class Liveness:
             self._plan_for_the_only_one()
 
     def pong(self, peer: PeerId, number: int, now_ms: float) -> float | None:
-        """The answer to our last ping came: its round trip in ms. None for an older one or a stranger's."""
+        """The answer to a ping of ours came: its round trip in ms. None for one that is not awaited, or a stranger's."""
         self.heard(peer, now_ms)
         watched = self._watched.get(peer)
-        if watched is None or watched.number != number or math.isinf(watched.pinged_at_ms):
+        if watched is None:
             return None
-        watched.has_answered = True
-        self._plan_for_the_only_one()
-        return now_ms - watched.pinged_at_ms
+        later = watched.number - number
+        if not 0 <= later < len(watched.unanswered):
+            return None
+        pinged_at_ms = watched.unanswered[-1 - later]
+        watched.unanswered = watched.unanswered[len(watched.unanswered) - later :]
+        if not later:
+            watched.has_answered = True
+            self._plan_for_the_only_one()
+        return now_ms - pinged_at_ms
 
     def due(self, now_ms: float) -> list[tuple[PeerId, Ping]]:
         """Pings to send now: to whom one is due, and soon due."""
@@ -208,6 +218,7 @@ class Liveness:
 
 def _ping(watched: _Watched, now_ms: float) -> Ping:
     watched.number += 1
+    watched.unanswered = [*watched.unanswered[1 - _PINGS_KEPT :], now_ms]
     watched.has_answered = False
     watched.pinged_at_ms = now_ms
     return Ping(watched.number)

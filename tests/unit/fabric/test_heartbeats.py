@@ -92,14 +92,39 @@ def test_a_talking_peer_is_pinged_only_to_measure_the_round_trip() -> None:
     assert pinged == [0, 1_000, 2_000]
 
 
-def test_a_pong_gives_the_round_trip_of_the_newest_ping() -> None:
+def test_a_pong_gives_the_round_trip_of_its_ping_once() -> None:
     liveness = watching()
     assert liveness.pong(PEER, 0, 0) is None
-    liveness.due(0)
-    liveness.due(100)
-    assert liveness.pong(PEER, 1, 104) is None
-    assert liveness.pong(PEER, 2, 105) == 5
-    assert liveness.pong(PeerId("stranger/1"), 2, 105) is None
+    for at_ms in (0, 100, 200):
+        liveness.due(at_ms)
+    assert liveness.pong(PEER, 2, 204) == 104
+    assert liveness.pong(PEER, 1, 205) is None, "a later one was answered before"
+    assert liveness.pong(PEER, 2, 205) is None
+    assert liveness.pong(PEER, 4, 205) is None
+    assert liveness.pong(PeerId("stranger/1"), 3, 205) is None
+    assert liveness.pong(PEER, 3, 205) == 5
+
+
+@pytest.mark.parametrize("way_ms", [120, 700, 1_250])
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_round_trips_count_however_long_they_take(way_ms: int, is_busy: bool) -> None:
+    """Of a busy peer that is asked every second as it seems late, and of one that is quiet but for its answers."""
+    liveness = Liveness(HeartbeatTiming(interval_ms=250, patience_ms=4_000, rtt_every_ms=5_000))
+    liveness.watch(PEER, 0)
+    on_the_way: list[tuple[int, int]] = []
+    round_trips = []
+    for now_ms in range(0, 8_000, 10):
+        pings = [ping for _, ping in liveness.due(now_ms)]
+        if is_busy:
+            liveness.heard(PEER, now_ms)
+            asked = liveness.ask(PEER, now_ms)
+            pings += [] if asked is None else [asked]
+        on_the_way += [(now_ms + 2 * way_ms, ping.number) for ping in pings]
+        while on_the_way and on_the_way[0][0] <= now_ms:
+            round_trips.append(liveness.pong(PEER, on_the_way.pop(0)[1], now_ms))
+        assert liveness.lost(now_ms) == []
+    assert len(round_trips) >= 5
+    assert set(round_trips) == {2 * way_ms}
 
 
 def test_a_process_that_slept_itself_judges_nobody() -> None:
