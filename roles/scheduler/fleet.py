@@ -180,7 +180,7 @@ class NodeRecord:
     gpus: tuple[GpuInfo, ...]
     is_outlived: bool = False
     """The loss of this agent is not the loss of its workers."""
-    slice_ids: tuple[SliceId, ...] = ()
+    slice_ids: frozenset[SliceId] = frozenset()
     """Those it had when it introduced itself, also of a plan that is not the one here."""
     samples: Mapping[int, GpuSample] = field(default_factory=dict)
     sharing: Mapping[int, GpuSharing] = field(default_factory=dict)
@@ -482,7 +482,7 @@ class Fleet:
         """A node's agent (or its next incarnation) is there."""
         self.nodes[hello.node_id] = peer
         self.devices[hello.node_id] = NodeRecord(
-            hello.gpus, hello.workers_outlive_agent, tuple(status.slice_id for status in hello.slices)
+            hello.gpus, hello.workers_outlive_agent, frozenset(status.slice_id for status in hello.slices)
         )
 
     def node_lost(self, node_id: NodeId) -> list[SliceRecord]:

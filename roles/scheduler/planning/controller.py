@@ -501,7 +501,7 @@ class Controller:
     def _named(self, start: NewSlice) -> NewSlice:
         """Under an id that is not one of those that a former scheduler had just begun either."""
         there = self._fleet.devices.get(start.node_id)
-        return self._names.named(start, () if there is None else there.slice_ids)
+        return self._names.named(start, frozenset() if there is None else there.slice_ids)
 
     # ------------------------------------------------------------ moves
 
