@@ -123,7 +123,10 @@ class Service:
         return self._known.get(ModelId(name))
 
     async def models(self, since_ms: float | None = None) -> Mapping[ModelId, ModelInfo]:
-        """As a frontend says now, or has said `since_ms` or later (None: a moment ago). Raises PeerLost."""
+        """As a frontend says now, or has said `since_ms` or later (None: a moment ago). Raises PeerLost.
+
+        However many ask, and however often, a frontend is asked at most once in `_FRESH_MS`, for all that wait by then.
+        """
         since_ms = self.clock.now_ms() - _FRESH_MS if since_ms is None else since_ms
         while self._known_at_ms < since_ms:
             if self._listing is None or self._listing.done():
@@ -135,25 +138,21 @@ class Service:
 
     def may_be_outdated(self, info: ModelInfo | None, failure: Failure) -> bool:
         """Whether a request may have been refused for what its model was thought to be: then ask what has `changed`."""
-        return info is None or failure.code in _BY_SHAPES
+        is_missed = info is None and failure.code != ModelNotFound.code
+        return is_missed or failure.code in _BY_SHAPES
 
-    async def changed(
-        self, model: str, info: ModelInfo | None, failure: Failure, *, is_frontends: bool
-    ) -> ModelInfo | None:
+    async def changed(self, model: str, info: ModelInfo | None, failure: Failure) -> ModelInfo | None:
         """Of a request that was refused going by `info`: what the model is, where that is something else by now; None: it is not.
 
-        `is_frontends`: who refused it. Raises ModelNotFound, whatever else is wrong, of a model that there is not.
+        Raises ModelNotFound, whatever else is wrong, of a model that there is not.
         """
-        # Of a model that is not known here, and whose inputs a frontend has looked at, a former listing is of no use.
-        goes_by_shapes = failure.code in _BY_SHAPES
-        is_late = info is None and is_frontends and goes_by_shapes
         try:
-            found = (await self.models(self.clock.now_ms() if is_late else None)).get(ModelId(model))
+            found = (await self.models(self.clock.now_ms())).get(ModelId(model))
         except PeerLost:  # then nobody knows
             return None
         if found is None:
             raise ModelNotFound(f"no model {shown(model)} is served")
-        return found if goes_by_shapes and _shapes(info) != _shapes(found) else None
+        return found if failure.code in _BY_SHAPES and _shapes(info) != _shapes(found) else None
 
     async def until_ready(self, model: str, limit_ms: float) -> None:
         """Until a frontend says that a slice serves it. Raises NoReplica where none does by then, PeerLost."""
@@ -182,6 +181,9 @@ class Service:
         return info
 
     async def _listed(self) -> Mapping[ModelId, ModelInfo]:
+        early_ms = self._known_at_ms + _FRESH_MS - self.clock.now_ms()
+        if early_ms > 0:
+            await asyncio.sleep(early_ms / 1e3)
         began_at_ms = self.clock.now_ms()
         infos = await self._client.models()
         self._known = {info.model_id: info for info in infos}

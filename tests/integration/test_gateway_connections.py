@@ -14,6 +14,7 @@ import uvloop
 
 from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput
+from roles.gateway.failures import Failure
 from roles.gateway.http.connection import Answer, Cancellable, HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Head, Reply, Request
@@ -36,6 +37,9 @@ class Stand:
     def screen(self, head: Head) -> None:
         if head.path == "/wrong":
             raise InvalidInput("so it is")
+
+    def refused(self, head: Head, failure: Failure) -> None:
+        """It counts nothing."""
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
         match request.head.path:

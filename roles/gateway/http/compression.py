@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from fabric.errors import InvalidInput, TooLarge
 from fabric.policy_options import shown
 from roles.gateway.failures import Unsupported
-from roles.gateway.http.messages import Body
+from roles.gateway.http.messages import Reply
 
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODED_FROM_BYTES: Final = 512
@@ -64,7 +64,9 @@ def chosen(accepted: str, size_bytes: int) -> str | None:
     return None
 
 
-def compressed(body: Sequence[Body], encoding: str) -> bytes:
-    """All of it."""
+def compressed(reply: Reply, encoding: str) -> Reply:
+    """The same answer, with its body in that encoding."""
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
-    return b"".join([*(stream.compress(part) for part in body), stream.flush()])
+    body = b"".join([*(stream.compress(part) for part in reply.body), stream.flush()])
+    headers = (*reply.headers, ("Content-Encoding", encoding), ("Vary", "Accept-Encoding"))
+    return replace(reply, body=(body,), headers=headers)

@@ -16,8 +16,8 @@ from fabric.errors import Overloaded
 from roles.gateway.failures import Failure, failure_of
 from roles.gateway.http.compression import chosen, compressed
 from roles.gateway.http.limits import BodyBudget, HttpLimits
-from roles.gateway.http.messages import Head, Reply, Request, head_of, retry_headers
-from roles.gateway.http.protocol_v2 import write_json
+from roles.gateway.http.messages import Head, Reply, Request, head_of
+from roles.gateway.http.protocol_v2 import failed
 from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, Refused
 from roles.runtime.process import log
 
@@ -26,6 +26,7 @@ _THREAD_FROM_BYTES: Final = 64 << 10  # compressing more than that takes over a 
 _PIECE_BYTES: Final = (
     64 << 10
 )  # of an answer: as much as a transport buffers before it says that its client does not read
+_NO_ROOM: Final = "bodies and answers of others take all the room there is"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Answer = Callable[[Reply], None]
@@ -44,6 +45,10 @@ class Handler(Protocol):
 
     def screen(self, head: Head) -> None:
         """Raises RequestError for a request that need not even be read."""
+        ...
+
+    def refused(self, head: Head, failure: Failure) -> None:
+        """A request with that head is, and was or will not be started."""
         ...
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
@@ -236,15 +241,18 @@ class HttpConnection(asyncio.Protocol):
         if len(self._waiting) <= count:
             return
         kept = 0 if self._is_over else count
+        error = Overloaded(f"over {count} requests wait on this connection")
         while len(self._waiting) > kept:
             one = self._waiting.pop()
             if isinstance(one, Request):
                 self._server.budget.give_back(len(one.body))
+            if one.head is not None and not self._is_over:
+                self._server.handler.refused(one.head, failure_of(error))
         self._is_continue_wanted = False
         if self._reader is not None:
             self._reader.close()
         if not self._is_over:
-            self._waiting.append(Refused(Overloaded(f"over {count} requests wait on this connection")))
+            self._waiting.append(Refused(error))
 
     def _go_on(self) -> None:
         """Answer what can be answered now."""
@@ -279,15 +287,15 @@ class HttpConnection(asyncio.Protocol):
         if encoding is None:
             self._write(request, reply)
         elif reply.size_bytes < _THREAD_FROM_BYTES:
-            self._write(request, _encoded(reply, encoding, compressed(reply.body, encoding)))
+            self._write(request, compressed(reply, encoding))
         else:
             loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(None, compressed, reply.body, encoding)
-            work.add_done_callback(lambda done: self._compressed(request, reply, encoding, done))
+            work = loop.run_in_executor(None, compressed, reply, encoding)
+            work.add_done_callback(lambda done: self._compressed(request, done))
 
-    def _compressed(self, request: Request, reply: Reply, encoding: str, done: asyncio.Future[bytes]) -> None:
+    def _compressed(self, request: Request, done: asyncio.Future[Reply]) -> None:
         if self._request is request and not done.cancelled():
-            self._write(request, _encoded(reply, encoding, done.result()))
+            self._write(request, done.result())
 
     def _write(self, request: Request, reply: Reply) -> None:
         if self._transport is None:
@@ -298,9 +306,10 @@ class HttpConnection(asyncio.Protocol):
         is_head_only = request.head.method == "HEAD"
         # A small answer needs no room: health is told also where there is none.
         held_bytes = 0 if is_head_only or reply.size_bytes < _PIECE_BYTES else reply.size_bytes
-        if not budget.take(held_bytes):
-            reply = failed(failure_of(Overloaded("bodies and answers of others take all the room there is")))
-            held_bytes = 0
+        failure = None if budget.take(held_bytes) else failure_of(Overloaded(_NO_ROOM))
+        reply.on_written(failure)
+        if failure is not None:
+            reply, held_bytes = failed(failure), 0
         is_last = not request.keep_alive or self._server.is_draining
         head = head_of(reply, is_last=is_last)
         self._unsent = memoryview(head if is_head_only else b"".join((head, *reply.body)))
@@ -345,7 +354,10 @@ class HttpConnection(asyncio.Protocol):
         self._server.refused += 1
         if refused.defect is not None:
             self._server.note_defect(refused.defect)
-        reply = failed(failure_of(refused.error))
+        failure = failure_of(refused.error)
+        if refused.head is not None:
+            self._server.handler.refused(refused.head, failure)
+        reply = failed(failure)
         is_last = refused.is_last or self._server.is_draining
         head = head_of(reply, is_last=is_last)
         is_head_only = refused.head is not None and refused.head.method == "HEAD"
@@ -384,17 +396,3 @@ class HttpConnection(asyncio.Protocol):
         if self._held_up_at_ms is not None and self._reader is not None:
             self._reader.held_up(self._held_up_at_ms, now_ms)
         self._held_up_at_ms = now_ms if is_held_up else None
-
-
-def failed(failure: Failure) -> Reply:
-    """The answer that says what went wrong."""
-    return Reply(failure.status, (write_json(failure.as_plain()),), headers=retry_headers(failure))
-
-
-def _encoded(reply: Reply, encoding: str, body: bytes) -> Reply:
-    return Reply(
-        reply.status,
-        (body,),
-        reply.content_type,
-        (*reply.headers, ("Content-Encoding", encoding), ("Vary", "Accept-Encoding")),
-    )

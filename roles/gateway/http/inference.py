@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 from fabric.errors import FabricError
 from fabric.messages import ModelInfo
 from roles.gateway.failures import GONE, Failure, failure_of
-from roles.gateway.http.connection import Answer, Cancellable, failed
+from roles.gateway.http.connection import Answer, Cancellable
 from roles.gateway.http.messages import Reply, Request
 from roles.gateway.http.predict import read_predict, write_predict
-from roles.gateway.http.protocol_v2 import LENGTH_HEADER, read_infer, write_infer, write_json
+from roles.gateway.http.protocol_v2 import LENGTH_HEADER, failed, read_infer, write_infer, write_json
 from roles.gateway.inference import Inference, Rows, checked_rows, outputs_of
 from roles.gateway.service import Answered, Outcome, Service
 from roles.gateway.timing import server_timing
@@ -56,7 +57,7 @@ class HttpInference:
             failure = self._failure_of(error)
         else:
             return
-        self._refused(info, failure, is_frontends=False)
+        self._refused(info, failure)
 
     def _read(self, info: ModelInfo | None) -> tuple[Inference, Rows]:
         head, body = self._request.head, self._request.body
@@ -67,23 +68,21 @@ class HttpInference:
 
     def _on_end(self, info: ModelInfo | None, inference: Inference, rows: Rows, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
-            self._refused(info, outcome, is_frontends=True)
+            self._refused(info, outcome)
             return
         try:
             reply = self._written(inference, rows, outcome)
         except Exception as error:  # noqa: BLE001  what a model gives out must not end everybody's gateway
             self._end(self._failure_of(error))
         else:
-            self._end(outcome, reply)
+            self._answer(replace(reply, on_written=partial(self._written_out, outcome)))
 
-    def _refused(self, info: ModelInfo | None, failure: Failure, *, is_frontends: bool) -> None:
+    def _refused(self, info: ModelInfo | None, failure: Failure) -> None:
         if self._was_changed or not self._service.may_be_outdated(info, failure):
             self._end(failure)
             return
         self._was_changed = True  # it is looked once
-        looking = asyncio.ensure_future(
-            self._service.changed(self._model, info, failure, is_frontends=is_frontends)
-        )
+        looking = asyncio.ensure_future(self._service.changed(self._model, info, failure))
         self._under_way = looking
         looking.add_done_callback(partial(self._looked, failure))
 
@@ -109,15 +108,20 @@ class HttpInference:
             headers.append(("Inference-Header-Content-Length", str(json_size)))
         return Reply(200, body, content_type, headers)
 
-    def _end(self, outcome: Outcome, reply: Reply | None = None) -> None:
+    def _written_out(self, answered: Answered, failure: Failure | None) -> None:
+        """Its outputs are the client's, or there was no room for them."""
+        self._count(answered if failure is None else failure)
+
+    def _end(self, failure: Failure) -> None:
+        self._count(failure)
+        if failure is not GONE:
+            self._answer(failed(failure))
+
+    def _count(self, outcome: Outcome) -> None:
         self._is_over = True
         self._under_way = None
         counted = outcome if isinstance(outcome, Failure) else [one.ledger for one in outcome.results]
         self._service.count(self._model, self._asked_at_ms, counted)
-        if reply is not None:
-            self._answer(reply)
-        elif isinstance(outcome, Failure) and outcome is not GONE:
-            self._answer(failed(outcome))
 
     def _failure_of(self, error: BaseException) -> Failure:
         if not isinstance(error, FabricError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,14 +34,19 @@ class Request:
     keep_alive: bool = True
 
 
+def _unheard(failure: Failure | None) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """An answer. `body` goes out part by part, as it is."""
+    """An answer. `body` goes out part by part, as it is. `on_written` hears whether it does, or why another one goes."""
 
     status: int
     body: Sequence[Body] = ()
     content_type: str = JSON
     headers: Sequence[tuple[str, str]] = field(default=())
+    on_written: Callable[[Failure | None], None] = _unheard
 
     @property
     def size_bytes(self) -> int:

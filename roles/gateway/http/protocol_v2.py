@@ -18,7 +18,8 @@ from fabric.link import Tensor
 from fabric.messages import TENSORS_MAX
 from fabric.policy_options import shown
 from fabric.tensors import dtype_name
-from roles.gateway.http.messages import BINARY, JSON, Body
+from roles.gateway.failures import Failure
+from roles.gateway.http.messages import BINARY, JSON, Body, Reply, retry_headers
 from roles.gateway.inference import (
     VERSION,
     Inference,
@@ -136,6 +137,11 @@ def write_infer(
 def write_json(document: Any) -> bytes:
     """Any other answer. NaN and infinity are null."""
     return _encoder.encode(document)
+
+
+def failed(failure: Failure) -> Reply:
+    """The answer that says what went wrong."""
+    return Reply(failure.status, (write_json(failure.as_plain()),), headers=retry_headers(failure))
 
 
 def read_json(body: bytes | str, what: str = "the body") -> Any:

@@ -42,7 +42,10 @@ class ContinueWanted:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """An answer without asking anybody. `is_last`: nothing more is read. `defect`: what of ours failed on these bytes, which no client is told."""
+    """An answer without asking anybody. `is_last`: nothing more is read. `head`: where it was read.
+
+    `defect`: what of ours failed on these bytes, which no client is told.
+    """
 
     error: RequestError
     is_last: bool = True
@@ -316,7 +319,7 @@ class HttpReader:
         self.close()
 
     def _refuse(self, error: RequestError, defect: BaseException | None = None) -> None:
-        self._events.append(Refused(error, defect=defect))
+        self._events.append(Refused(error, head=self._head, defect=defect))
         self._has_asked = True
         self.close()
 

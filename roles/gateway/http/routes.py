@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -16,11 +17,11 @@ from fabric.errors import (
     nothing_ready,
 )
 from roles.gateway import descriptions
-from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, Unsupported, failure_of
-from roles.gateway.http.connection import Answer, Cancellable, failed
+from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, NoToken, Unsupported, failure_of
+from roles.gateway.http.connection import Answer, Cancellable
 from roles.gateway.http.inference import HttpInference
 from roles.gateway.http.messages import Head, Reply, Request
-from roles.gateway.http.protocol_v2 import read_json, write_json
+from roles.gateway.http.protocol_v2 import failed, read_json, write_json
 from roles.gateway.inference import check_version
 from roles.gateway.repository import Repository, load, unload
 from roles.gateway.service import Service
@@ -34,6 +35,8 @@ _OPEN: Final = ("/v2/health/live", "/v2/health/ready")
 """Without a token: who looks after processes has none."""
 _NOT_DONE: Final = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
 """Extensions of Triton's."""
+
+_INFERENCES: Final = ("infer", "predict")
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +62,13 @@ _METHODS: Final[Mapping[str, Sequence[str]]] = {
 
 
 def route_of(head: Head) -> Route:
-    """Raises NotFound, MethodNotAllowed, Unsupported."""
+    """Raises NotFound, MethodNotAllowed, Unsupported, ModelNotFound for a version that there is not."""
+    route = _asked_by(head)
+    check_version(route.model, route.version)
+    return route
+
+
+def _asked_by(head: Head) -> Route:
     try:
         parts = [unquote(part, errors="strict") for part in head.path.split("/")[1:]]
     except UnicodeDecodeError as error:
@@ -73,7 +82,6 @@ def route_of(head: Head) -> Route:
     allowed = _METHODS[route.name]
     if head.method not in allowed:
         raise MethodNotAllowed(f"{head.path[:200]!r} takes {' and '.join(allowed)}", allowed)
-    check_version(route.model, route.version)
     return route
 
 
@@ -144,10 +152,18 @@ class Routes:
             self._tokens.check(head.headers.get("authorization"))
         route_of(head)
 
+    def refused(self, head: Head, failure: Failure) -> None:
+        """Count it where it asked for an inference; of no model where a stranger named one."""
+        with contextlib.suppress(FabricError):
+            route = _asked_by(head)
+            if route.name in _INFERENCES:
+                model = "" if failure.code == NoToken.code else route.model
+                self._service.count(model, self._service.clock.now_ms(), failure)
+
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
         """Answer one request."""
         route = route_of(request.head)
-        if route.name in ("infer", "predict"):
+        if route.name in _INFERENCES:
             inference = HttpInference(
                 self._service,
                 route.model,
@@ -257,5 +273,4 @@ def _traced(request: Request, reply: Reply) -> Reply:
     traceparent = traceparent_of(request.head.headers.get("traceparent"))
     if traceparent is None:
         return reply
-    headers = (*reply.headers, ("traceparent", traceparent))
-    return Reply(reply.status, reply.body, reply.content_type, headers)
+    return replace(reply, headers=(*reply.headers, ("traceparent", traceparent)))

@@ -41,7 +41,9 @@ IDLE_MS: Final = 300_000.0
 _OPEN: Final = ("ServerLive", "ServerReady")
 """Without a token, as by HTTP; their messages have nothing in them, and are not waited for."""
 
-Answering = Callable[[Any, Any], Awaitable[tuple[Any, Metadata]]]
+Reading = Callable[[], Awaitable[Held]]
+"""The message of a call, or of a stream that goes on; raises for one that is refused unread."""
+Answering = Callable[[Reading | None, Any], Awaitable[tuple[Any, Metadata]]]
 """With a message (of those of `_OPEN` None) and gRPC's context: the response, and what goes into the trailing metadata."""
 
 
@@ -146,8 +148,7 @@ class RpcService:
         """One message, and one answer."""
         metadata = self._metadata(context)
         try:
-            self._admit(context, metadata)
-            response, trailing = await answering(await self._message(context), context)
+            response, trailing = await answering(partial(self._admitted, context, metadata), context)
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told by a code
             failure = failure_of_call(error)
         else:
@@ -159,8 +160,9 @@ class RpcService:
         """Of a gateway that has no more room too."""
         return (await answering(None, context))[0]
 
-    async def _message(self, context: Any) -> Any:
-        """Raises TooSlow, Overloaded, InvalidInput."""
+    async def _admitted(self, context: Any, metadata: dict[str, str]) -> Held:
+        """The message of a call that there is room for. Raises Unauthorised, Overloaded, TooSlow, InvalidInput."""
+        self._admit(context, metadata)
         limit_s = self._silent_ms_max / 1e3
         try:
             async with asyncio.timeout(limit_s):
@@ -169,13 +171,14 @@ class RpcService:
             raise TooSlow(f"the message of this call took over {limit_s:g} s") from None
         if held is grpc.aio.EOF:
             raise InvalidInput("the call has no message")
+        assert isinstance(held, Held), "`_read` made it"
         return held
 
     # ------------------------------------------------------------ inferences
 
-    async def _infer(self, held: Held, context: Any) -> tuple[Any, Metadata]:
-        began_at_ms = self._service.clock.now_ms()
-        response, timing = await self._inferred(held, began_at_ms, context)
+    async def _infer(self, reading: Reading | None, context: Any) -> tuple[Any, Metadata]:
+        assert reading is not None, "it has a message"
+        response, timing = await self._inferred(reading, None, context)
         return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
@@ -189,9 +192,14 @@ class RpcService:
         if refused is not None:
             await abort(context, refused, [])
 
-        async def answered(held: Held, read_at_ms: float) -> Any:
-            self._check_token(metadata)  # which may have been revoked since the last one
-            response, _ = await self._inferred(held, read_at_ms, context)
+        async def answered(held: Held, read_at_ms: float, refusal: Failure | None) -> Any:
+            async def reading() -> Held:
+                self._check_token(metadata)  # which may have been revoked since the last one
+                if refusal is not None:
+                    raise Failed(refusal)
+                return held
+
+            response, _ = await self._inferred(reading, read_at_ms, context)
             return ModelStreamInferResponse(infer_response=response)
 
         stream = InferStream(requests, answered, self._service.clock, self._silent_ms_max)
@@ -207,18 +215,26 @@ class RpcService:
         if stream.failure is not None:
             await abort(context, stream.failure, [])
 
-    async def _inferred(self, held: Held, began_at_ms: float, context: Any) -> tuple[Any, str]:
-        """The response, and where the time went; counted. Raises Failed."""
-        self.calls += 1
+    async def _inferred(self, reading: Reading, began_at_ms: float | None, context: Any) -> tuple[Any, str]:
+        """The response, and where the time went; counted, from its message on, or as refused. Raises Failed.
+
+        `began_at_ms`: from when on its deadline counts; None: from when its message is there.
+        """
         service, model, asked_at_ms = self._service, "", self._service.clock.now_ms()
+        held: Held | None = None
         try:
+            held = await reading()
+            self.calls += 1
+            asked_at_ms = service.clock.now_ms()
             request = held.message
             model = request.model_name
+            began_at_ms = asked_at_ms if began_at_ms is None else began_at_ms
             inference, rows, answered = await self._answered(request, began_at_ms, context)
             outputs = outputs_of([one.outputs for one in answered.results], is_stacked=rows.is_stacked)
             response = write_infer(inference, outputs)
         except asyncio.CancelledError:
-            service.count(model, asked_at_ms, GONE)
+            if held is not None:
+                service.count(model, asked_at_ms, GONE)
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, it is counted and told
             failure = failure_of_call(error)
@@ -234,16 +250,15 @@ class RpcService:
     ) -> tuple[Inference, Rows, Answered]:
         """Asked once more where the model has become another one since the gateway heard of it. Raises FabricError, Failed."""
         info = self._service.model(request.model_name)
-        is_frontends = False
         try:
             return await self._answered_by(info, request, began_at_ms, context)
         except Failed as error:
-            failure, is_frontends = error.failure, True
+            failure = error.failure
         except FabricError as error:
             failure = failure_of(error)
         if not self._service.may_be_outdated(info, failure):
             raise Failed(failure)
-        found = await self._service.changed(request.model_name, info, failure, is_frontends=is_frontends)
+        found = await self._service.changed(request.model_name, info, failure)
         if found is None:
             raise Failed(failure)
         return await self._answered_by(found, request, began_at_ms, context)
@@ -288,8 +303,9 @@ class RpcService:
         """A call that answers with a document, made a message of that name."""
         made = message_class(answer)
 
-        async def answering(held: Held | None, context: Any) -> tuple[Any, Metadata]:
+        async def answering(reading: Reading | None, context: Any) -> tuple[Any, Metadata]:
             del context
+            held = None if reading is None else await reading()
             self.calls += 1
             document = await self._documents[name](None if held is None else held.message)
             return json_format.ParseDict(document or {}, made()), []

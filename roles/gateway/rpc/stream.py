@@ -15,8 +15,8 @@ from roles.gateway.rpc.held import Held
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; one more is read, and waits for room."""
 
-Answering = Callable[[Held, float], Awaitable[Any]]
-"""With a request and when it was read: the message that answers it."""
+Answering = Callable[[Held, float, Failure | None], Awaitable[Any]]
+"""With a request, when it was read, and why it is refused, if it is: the message that answers it."""
 
 
 class InferStream:
@@ -81,7 +81,7 @@ class InferStream:
 
     async def _work(self, held: Held, read_at_ms: float, *, is_late: bool) -> None:
         try:
-            answer = told(held, _ending()) if is_late else await self._answering(held, read_at_ms)
+            answer = await self._answering(held, read_at_ms, _ending() if is_late else None)
         except Exception as error:  # noqa: BLE001  every request is answered
             answer = told(held, failure_of_call(error))
         self._answers.put_nowait(answer)

@@ -88,15 +88,15 @@ class StandIn:
 class Doors:
     """Both of them."""
 
-    def __init__(self, home: Path, client: StandIn) -> None:
+    def __init__(self, home: Path, client: StandIn, tokens: Tokens) -> None:
         self.client = client
         self.service = Service(cast(Client, client), MonotonicClock())
         self.repository = Repository({}, home, home, is_open=False)
         self.http = HttpServer(
-            Routes(self.service, self.repository, Tokens(None), self._page), HttpLimits(), MonotonicClock()
+            Routes(self.service, self.repository, tokens, self._page), HttpLimits(), MonotonicClock()
         )
         config = GatewayConfig(http=None, grpc="127.0.0.1:0")
-        self.rpc = RpcServer(self.service, self.repository, Tokens(None), config, self.http.budget)
+        self.rpc = RpcServer(self.service, self.repository, tokens, config, self.http.budget)
         self.port = 0
         self.channel: Any = None
 
@@ -193,12 +193,14 @@ def asked(name: str, array: Tensor | None = None, outputs: Sequence[str] = (), *
     return request
 
 
-def at_doors(home: Path, client: StandIn, test: Callable[[Doors], Awaitable[None]]) -> None:
+def at_doors(
+    home: Path, client: StandIn, test: Callable[[Doors], Awaitable[None]], tokens: Tokens | None = None
+) -> None:
     """Run a test at them."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Doors]:
-        doors = Doors(home, client)
+        doors = Doors(home, client, tokens or Tokens(None))
         listener = await asyncio.get_running_loop().create_server(doors.http.connection, "127.0.0.1", 0)
         doors.port = listener.sockets[0].getsockname()[1]
         address = await doors.rpc.open()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from roles.gateway.failures import NotFound
+from roles.gateway.failures import Failure, NotFound
 from roles.gateway.http.connection import LOOK_EVERY_S, Answer, Cancellable, HttpConnection, HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Head, Reply, Request
@@ -63,6 +63,8 @@ class Stand:
         self.reply = Reply(200, (b"0123456789",))
         self.defect: Exception | None = None
         """Raised for the path `/defect`, while its head is read."""
+        self.told: list[tuple[str, str]] = []
+        """Paths that were refused, and why."""
         self.server = HttpServer(self, LIMITS, self)
 
     def now_ms(self) -> float:
@@ -73,6 +75,9 @@ class Stand:
             raise self.defect
         if head.path == "/refused":
             raise NotFound("there is no such path")
+
+    def refused(self, head: Head, failure: Failure) -> None:
+        self.told.append((head.path, failure.code))
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
         if request.head.path == "/later":
@@ -308,6 +313,7 @@ def test_over_the_bound_the_last_answer_says_so_behind_those_that_wait() -> None
     assert stand.server.budget.used == 0
     assert len(stand.later) == LIMITS.pipelined_max + 1
     assert stand.server.refused == 1
+    assert stand.told == [("/later", "Overloaded")] * 49, "whole requests, each refused by that answer"
 
 
 def test_what_comes_behind_a_last_answer_holds_nothing() -> None:

@@ -17,8 +17,8 @@ from fabric.errors import (
 )
 from roles.gateway import failures
 from roles.gateway.failures import GRPC_STATUS, STATUS, NoToken, failure_of
-from roles.gateway.http.connection import failed
 from roles.gateway.http.messages import REASONS, head_of, retry_headers
+from roles.gateway.http.protocol_v2 import failed
 from roles.gateway.rpc.messages import ModelStreamInferResponse
 
 

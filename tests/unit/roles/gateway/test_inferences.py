@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from fabric.errors import NoReplica
 from fabric.ids import ModelId
+from roles.gateway.tokens import Tokens
 from tests.unit.roles.gateway.doors import Doors, StandIn, asked, at_doors, model
 
 DOORS = ("http", "grpc", "stream")
@@ -38,23 +40,12 @@ def test_a_good_request_is_served_however_lately_its_model_came(
 
     async def test(doors: Doors) -> None:
         await doors.service.models()
-        await asyncio.sleep(0.15)
         doors.client.served = {ModelId("m"): model()}
         assert await doors.infer(door)("m", BATCH, outputs) == ("", (2, 3))
         assert await doors.infer(door)("m", ONE, outputs) == ("", (3,))
         assert doors.counted("m") == (2, 0)
 
     at_doors(tmp_path, StandIn(*([] if former is None else [former])), test)
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_model_that_came_right_after_the_last_look_is_served(door: str, tmp_path: Path) -> None:
-    async def test(doors: Doors) -> None:
-        await doors.service.models()
-        doors.client.served = {ModelId("m"): model()}
-        assert await doors.infer(door)("m", BATCH) == ("", (2, 3))
-
-    at_doors(tmp_path, StandIn(), test)
 
 
 def test_a_plain_request_takes_names_and_types_of_a_model_that_came_lately(tmp_path: Path) -> None:
@@ -86,9 +77,11 @@ def test_wrong_requests_do_not_make_frontends_list_their_models_on_and_on(door: 
     async def test(doors: Doors) -> None:
         await doors.service.models()
         began_ms, before = doors.service.clock.now_ms(), doors.client.listings
-        for _ in range(40):
-            assert (await doors.infer(door)("m", np.zeros(5, np.float32)))[0] == "InvalidInput"
-            assert (await doors.infer(door)("nobody", ONE))[0] == "ModelNotFound"
+        for _ in range(2):
+            wrong = [doors.infer(door)("m", np.zeros(5, np.float32)) for _ in range(20)]
+            wrong += [doors.infer(door)("nobody", ONE) for _ in range(20)]
+            codes = [code for code, _ in await asyncio.gather(*wrong)]
+            assert codes == 20 * ["InvalidInput"] + 20 * ["ModelNotFound"]
         passed_ms = doors.service.clock.now_ms() - began_ms
         assert doors.client.listings - before <= passed_ms / 100 + 1
 
@@ -169,6 +162,133 @@ def test_a_message_that_is_wrong_is_one_failure(tmp_path: Path) -> None:
         assert doors.counted("m") == (0, 1)
 
     at_doors(tmp_path, StandIn(model()), test)
+
+
+def failures(doors: Doors) -> dict[str, int]:
+    return dict(doors.service.statistics.failures)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_body_for_which_there_is_no_room_is_one_failure(door: str, tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        assert doors.http.budget.take(doors.http.limits.bodies_bytes_max)
+        assert (await doors.infer(door)("m", ONE))[0] == "Overloaded"
+        assert failures(doors) == {"Overloaded": 1}
+
+    at_doors(tmp_path, StandIn(model()), test)
+
+
+def test_an_answer_for_which_there_is_no_room_is_one_failure(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        large = np.full(250_000, 1 / 3, np.float32)  # its answer is JSON, and larger
+        submit, budget = doors.client.submit, doors.http.budget
+
+        def submit_while_others_come(*asked: Any) -> Any:
+            assert budget.take(doors.http.limits.bodies_bytes_max - budget.used)
+            return submit(*asked)
+
+        doors.client.submit = submit_while_others_come  # type: ignore[method-assign,assignment]
+        assert (await doors.infer("http")("any", large))[0] == "Overloaded"
+        assert failures(doors) == {"Overloaded": 1}
+        assert doors.counted("any") == (0, 1)
+
+    at_doors(tmp_path, StandIn(model("any", None)), test)
+
+
+INFER = "POST /v2/models/m/{}infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "code", "count"),
+    [
+        (INFER.format("", 1 << 40), "TooLarge", 1),
+        (INFER.format("versions/7/", 2), "ModelNotFound", 1),
+        (INFER.format("", 2).replace("POST", "PUT"), "MethodNotAllowed", 0),
+        (INFER.format("", 2).replace("models", "muddles"), "NotFound", 0),
+        (INFER.format("", 1 << 40).replace("m/infer", "m"), "MethodNotAllowed", 0),
+    ],
+)
+def test_an_inference_that_is_refused_by_its_head_is_one_failure(
+    head: str, code: str, count: int, tmp_path: Path
+) -> None:
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        assert (await doors.http_raw(head.encode()))[1]["code"] == code
+        assert failures(doors) == ({code: 1} if count else {})
+        assert doors.counted("m") == (0, count)
+
+    at_doors(tmp_path, StandIn(model()), test)
+
+
+def test_a_call_for_which_there_is_no_room_is_one_failure(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        doors.rpc._service._calls_max = 0
+        assert (await doors.infer("grpc")("m", ONE))[0] == "Overloaded"
+        assert failures(doors) == {"Overloaded": 1}
+
+    at_doors(tmp_path, StandIn(model()), test)
+
+
+def lists(path: Path, token: str) -> Tokens:
+    """The file of tokens has that one."""
+    path.write_text(token)
+    path.chmod(0o600)
+    os.utime(path, (ord(token[0]),) * 2)  # a file that was changed within the same tick looks as it was
+    return Tokens(path)
+
+
+def test_who_is_not_let_in_is_one_failure_and_of_no_model(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        assert (await doors.infer("http")("m", ONE))[0] == "Unauthorised"
+        assert (await doors.infer("grpc")("m", ONE))[0] == "Unauthorised"
+        assert (await doors.http_post("/v2/repository/index", b""))[0] == 401
+        assert failures(doors) == {"Unauthorised": 2}
+        assert doors.counted("m") == (0, 0)
+
+    at_doors(tmp_path, StandIn(model()), test, lists(tmp_path / "tokens", "a" * 16))
+
+
+def test_a_request_of_a_stream_whose_token_was_revoked_or_whose_gateway_ends_is_one_failure(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    tokens = lists(path, "a" * 16)
+
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        asking: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def requests() -> AsyncIterator[Any]:
+            while True:
+                yield await asking.get()
+
+        call = doors.stream(requests(), metadata=(("authorization", f"Bearer {'a' * 16}"),))
+
+        async def told(name: str) -> str:
+            asking.put_nowait(asked(name))
+            answer = await call.read()
+            return str(answer.error_message.partition(":")[0])
+
+        assert await told("m") == ""
+        lists(path, "b" * 16)
+        tokens.refresh()
+        assert await told("m") == "Unauthorised"
+        lists(path, "a" * 16)
+        tokens.refresh()
+        asking.put_nowait(asked("never"))
+        while doors.service.under_way != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        doors.rpc._service.drain()
+        assert await told("m") == "PeerLost"
+        assert failures(doors) == {"Unauthorised": 1, "PeerLost": 1}
+        assert doors.counted("m") == (1, 0)
+        call.cancel()
+
+    at_doors(tmp_path, StandIn(model(), model("never", None)), test, tokens)
 
 
 def test_a_load_is_over_when_the_model_is_ready_and_an_unload_when_it_is_gone(tmp_path: Path) -> None:

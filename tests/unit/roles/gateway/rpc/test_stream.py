@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -346,7 +346,8 @@ def test_a_gateway_that_ends_answers_what_a_stream_asked_and_ends_it_then(
     own = service(clock=LoopClock())
     late = asyncio.Event()
 
-    async def inferred(request: Any, *_: Any) -> Any:
+    async def inferred(reading: Callable[[], Awaitable[Held]], *_: Any) -> Any:
+        request = await reading()
         await asyncio.sleep(0.0 if request.message.id == "before" else 1.0)
         raise InvalidInput("it was asked")
 
