@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ import click
 
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
-from fabric.ids import FRONTEND_PREFIX
+from fabric.ids import FRONTEND_PREFIX, ModelId
 from fabric.keys import Keyring
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
@@ -85,14 +86,15 @@ def record(
         recording = Recording(now_ms, now_ms + 1e3 * (60.0 if duration_s is None else duration_s))
     home = chosen_run_dir(run_dir_option)
     try:
-        silent = _record(recording, home.path, keyring_of(key_file))
+        asker = _Asker(recording, home.path, keyring_of(key_file))
+        asker.record()
     finally:
         home.remove()
-    remark(f"{role_id} did not answer: some of its arrivals may be missing" for role_id in sorted(silent))
-    remark(
-        f"model {model_id} was removed meanwhile: up to {ASK_EVERY_S:g} s of its arrivals are missing"
-        for model_id in sorted(recording.removed)
-    )
+    remark(f"{name} did not answer: some arrivals may be missing" for name in sorted(asker.silent))
+    missing = f"up to {ASK_EVERY_S:g} s of its arrivals are missing"
+    remark(f"{role_id} ended meanwhile: {missing}" for role_id in sorted(recording.ended))
+    remark(f"model {one} was removed meanwhile: {missing}" for one in sorted(recording.removed))
+    remark(f"model {one} got another SLO meanwhile: {missing}" for one in sorted(recording.renewed))
     if recording.missed_s:
         remark(
             [f"{recording.missed_s:.1f} s of frontends' arrivals were forgotten before they were asked for"]
@@ -111,37 +113,61 @@ def record(
         click.echo(f"wrote {path}: {sum(counts.values())} requests of {len(counts)} models in {span_s:.1f} s")
 
 
-def _record(recording: Recording, run_dir: Path, keyring: Keyring | None) -> set[str]:
-    """Until it is over, or somebody has had enough; the frontends that did not answer at some time."""
-    clock = MonotonicClock()
-    silent: set[str] = set()
-    _ask(recording, run_dir, keyring, silent)
-    with progress("recording") as on_step:
-        try:
-            asked_at_ms = clock.now_ms()
-            while (now_ms := clock.now_ms()) < recording.until_ms + 1e3 * SETTLED_S:
-                select.select([], [], [], 0.2)
-                on_step(min(1.0, (now_ms - recording.from_ms) / (recording.until_ms - recording.from_ms)))
-                if now_ms - asked_at_ms > 1e3 * ASK_EVERY_S:
-                    asked_at_ms = now_ms
-                    _ask(recording, run_dir, keyring, silent)
-        except KeyboardInterrupt:
-            recording.until_ms = clock.now_ms()
-    _ask(recording, run_dir, keyring, silent)
-    return silent
+@dataclass(slots=True)
+class _Asker:
+    """`silent`: who did not answer at some time."""
 
+    recording: Recording
+    run_dir: Path
+    keyring: Keyring | None
+    silent: set[str] = field(default_factory=set)
+    _slo_ms: dict[int, dict[ModelId, float]] = field(default_factory=dict)
+    """By shard, of the models that its scheduler told of last."""
 
-def _ask(recording: Recording, run_dir: Path, keyring: Keyring | None, silent: set[str]) -> None:
-    """Every frontend for every model that is served now. Raises PeerLost where there is no cluster any more."""
-    schedulers = active_schedulers(run_dir, keyring).values()
-    models = [model.model_id for one in schedulers for model in one.status.models]
-    recording.served(models)
-    for process in processes_in(run_dir):
-        if not process.role_id.startswith(FRONTEND_PREFIX) or not process.alive:
-            continue
+    def record(self) -> None:
+        """Until it is over, or somebody has had enough. Raises PeerLost where there is no cluster to begin with."""
+        clock, recording = MonotonicClock(), self.recording
+        self.ask()
+        with progress("recording") as on_step:
+            try:
+                asked_at_ms = clock.now_ms()
+                while (now_ms := clock.now_ms()) < recording.until_ms + 1e3 * SETTLED_S:
+                    select.select([], [], [], 0.2)
+                    on_step(min(1.0, (now_ms - recording.from_ms) / (recording.until_ms - recording.from_ms)))
+                    if now_ms - asked_at_ms > 1e3 * ASK_EVERY_S:
+                        asked_at_ms = now_ms
+                        self.ask()
+            except KeyboardInterrupt:
+                recording.until_ms = clock.now_ms()
+        self.ask()
+
+    def ask(self) -> None:
+        """Every frontend for every model that is served now; of a shard whose scheduler does not answer, for those that were served last.
+
+        Raises PeerLost where no scheduler ever answered.
+        """
         try:
-            for model_id in models:
-                told = arrivals_of(process, model_id, keyring)
-                recording.note(process.role_id, model_id, told, MonotonicClock().now_ms())
+            active = active_schedulers(self.run_dir, self.keyring)
         except PeerLost:
-            silent.add(process.role_id)
+            if not self._slo_ms:
+                raise
+            active = {}
+        for shard in self._slo_ms.keys() - active.keys():
+            self.silent.add("the scheduler" + (f" of shard {shard}" if len(self._slo_ms) > 1 else ""))
+        for shard, one in active.items():
+            self._slo_ms[shard] = {model.model_id: model.slo_ms for model in one.status.models}
+        slo_ms = {model_id: ms for its in self._slo_ms.values() for model_id, ms in its.items()}
+        frontends = [
+            process
+            for process in processes_in(self.run_dir)
+            if process.role_id.startswith(FRONTEND_PREFIX) and process.alive
+        ]
+        pids = {process.role_id: process.pid for process in frontends}
+        self.recording.asks(slo_ms, pids, MonotonicClock().now_ms())
+        for process in frontends:
+            try:
+                for model_id in slo_ms:
+                    told = arrivals_of(process, model_id, self.keyring)
+                    self.recording.note(process.role_id, model_id, told, MonotonicClock().now_ms())
+            except PeerLost:
+                self.silent.add(process.role_id)

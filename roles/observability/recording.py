@@ -7,7 +7,7 @@ requests of a bin are spread evenly over it: a trace is exact to within 5 ms.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +31,14 @@ class Recording:
     is_full: bool = False
     removed: set[ModelId] = field(default_factory=set)
     """Models that were served once and not later: what came for them between two times of asking, nobody remembers."""
-    _served: set[ModelId] = field(default_factory=set)
+    renewed: set[ModelId] = field(default_factory=set)
+    """Models whose SLO changed: frontends count anew from then on, and nobody remembers what came since they were asked."""
+    ended: set[str] = field(default_factory=set)
+    """Frontends whose process ended, whether another one followed or not: likewise."""
+    _slo_ms: dict[ModelId, float] = field(default_factory=dict)
+    _pids: dict[str, int] = field(default_factory=dict)
+    _asked_at_ms: float | None = None
+    _asked_before_ms: float | None = None
     _zero_ms: dict[str, float] = field(default_factory=dict)
     _next_bin: dict[tuple[str, ModelId], int] = field(default_factory=dict)
     _moments: dict[ModelId, list[float]] = field(default_factory=dict)
@@ -42,11 +49,14 @@ class Recording:
         """Requests of each model so far."""
         return {model_id: len(its) for model_id, its in sorted(self._moments.items())}
 
-    def served(self, models: Iterable[ModelId]) -> None:
-        """These are, now."""
-        now = set(models)
-        self.removed |= self._served - now
-        self._served |= now
+    def asks(self, slo_ms: Mapping[ModelId, float], pids: Mapping[str, int], now_ms: float) -> None:
+        """Every frontend (by role id, its process) will be asked for every model that is served (by id, its SLO)."""
+        self.removed |= self._slo_ms.keys() - slo_ms.keys()
+        self.renewed |= {one for one, ms in slo_ms.items() if self._slo_ms.get(one, ms) != ms}
+        self.ended |= {one for one, pid in self._pids.items() if pids.get(one) != pid}
+        self._slo_ms |= slo_ms
+        self._pids |= pids
+        self._asked_before_ms, self._asked_at_ms = self._asked_at_ms, now_ms
 
     def note(self, frontend: str, model_id: ModelId, told: RequestsRemembered, now_ms: float) -> None:
         """A frontend's answer, which came just now. The last bin is not over, and left for the next answer."""
@@ -56,9 +66,11 @@ class Recording:
         # The clock of another host has another zero; the first answer says which, to within its way here. This host's has ours.
         zero_ms = self._zero_ms.setdefault(frontend, _zero_ms(now_ms - (told.newest_bin + 1) * bin_ms))
         oldest = told.newest_bin + 1 - len(told.arrivals)
-        first = int(-((zero_ms - self.from_ms) // bin_ms))
+        # One that is told of for the first time had nothing to forget before all were asked the last time.
+        since_ms = self.from_ms if self._asked_before_ms is None else self._asked_before_ms
+        first, due = (int(-((zero_ms - ms) // bin_ms)) for ms in (self.from_ms, since_ms))
         wanted = self._next_bin.get((frontend, model_id), first)
-        self.missed_s += max(0, oldest - wanted) * bin_ms / 1e3
+        self.missed_s += max(0, oldest - self._next_bin.get((frontend, model_id), due)) * bin_ms / 1e3
         self._next_bin[frontend, model_id] = max(wanted, told.newest_bin)
         for number in range(max(wanted, oldest), told.newest_bin):
             count = told.arrivals[number - oldest]
