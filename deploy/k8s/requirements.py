@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from deploy.k8s.gateway import GatewayWanted, gateway_wanted
 from deploy.k8s.names import AGENT_NAME, APP, CONFIG_FILE, FRONTEND_NAME, KEYS_DIR, RUN_DIR, SCHEDULER_NAME
-from deploy.ssh.config_bundle import Source, loaders_of, take_along, take_glue_along
+from deploy.ssh.config_bundle import Source, take_along, take_glue_along
 from fabric.errors import ConfigError
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.keys import key_file, principal_of_node
@@ -26,6 +26,7 @@ from roles.config.cluster import ClusterConfig, NodeConfig
 from roles.config.documents import through_json
 from roles.config.hosts import CLIENT_PORT, CONTROL_PORT
 from roles.config.listeners import check_apart
+from roles.config.named_files import loaders_of
 
 INTERFACE: Final = "eth0"
 """The interface of a pod's own address, by the convention of all runtimes."""

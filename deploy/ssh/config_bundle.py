@@ -19,8 +19,9 @@ from deploy.ssh.inventory import CONFIG_FILE, Rank, RoleOnHost, inventory_of
 from fabric.errors import ConfigError
 from fabric.keys import naming_path
 from roles.config.cluster import ClusterConfig
-from roles.config.documents import read_document, through_json
-from roles.config.read_config import parse_config
+from roles.config.documents import through_json
+from roles.config.named_files import loaders_of, name_files
+from roles.config.read_config import load_document
 
 KEYS: Final = "../../keys"
 """The keys folder, from a configuration's."""
@@ -38,7 +39,7 @@ BYTES_MAX: Final = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A configuration file as it was when it was read: what is done follows this, whatever becomes of the file."""
+    """A configuration file as it was when it was read, with what the environment says instead: what is done follows this, whatever becomes of the file."""
 
     path: Path
     document: Mapping[str, Any]
@@ -46,15 +47,14 @@ class Source:
 
     @classmethod
     def of(cls, path: Path) -> Source:
-        """Raises ConfigError as `load_config` does."""
-        document = read_document(path)
-        return cls(path, document, parse_config(document, path.parent, source=str(path)))
+        """Read it. Raises ConfigError as `load_document` does."""
+        return cls(path, *load_document(path))
 
     @property
     def is_changed(self) -> bool:
         """Whether the file says something else by now, or nothing that can be read."""
         try:
-            return read_document(self.path) != self.document
+            return load_document(self.path)[0] != self.document
         except ConfigError:
             return True
 
@@ -175,32 +175,14 @@ def take_along(
         name = f"{_FILES}/{digest}-{found.name}"
         for inner, (file, sha256) in inside.items():
             files[f"{name}{inner}"], hashes[f"{name}{inner}"] = file, sha256
-        return name
+        # Workers on all hosts are told of weights, each of which runs in its own host's folder; the scheduler's path would be another.
+        # Where files have one place on every host, that is said.
+        return f"{_HERE}/{name}" if where == "loader.weights" and not is_absolute_there else name
 
-    def profile(value: Any) -> None:
-        if isinstance(value, dict):
-            if str(value.get("ref", "")).endswith(".json"):
-                value["ref"] = carried(value["ref"], "profile.ref")
-            for inner in (value.get("by_type") or {}).values():
-                profile(inner)
-
-    profile(model.get("profile"))
-    arrival = model.get("arrival") or {}
-    if arrival.get("path"):
-        arrival["path"] = carried(arrival["path"], "arrival.path")
+    name_files(model, carried)
     for loader in loaders_of(model):
-        if loader.get("weights"):
-            weights = carried(loader["weights"], "loader.weights")
-            # Workers on all hosts are told this, each of which runs in its own host's folder; the scheduler's path would be another.
-            # Where files have one place on every host, that is said.
-            loader["weights"] = weights if is_absolute_there else f"{_HERE}/{weights}"
         if loader.get("python"):
             _take_module(loader["python"], "loader.python", base_dir, files, hashes)
-
-
-def loaders_of(model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The loaders in a model's section: its own, and those of its heads."""
-    return [one["loader"] for one in (model, *(model.get("heads") or ())) if one.get("loader")]
 
 
 def take_glue_along(

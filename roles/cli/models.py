@@ -47,6 +47,7 @@ from roles.cli.restart import (
 from roles.cli.status import print_models
 from roles.cli.whole_help import WholeHelpGroup
 from roles.config.documents import read_file, read_value
+from roles.config.named_files import name_files
 from roles.config.nodes import SHARDS_MAX
 from roles.config.read_config import parse_config
 from roles.runtime.live_figures import live_figures
@@ -319,26 +320,6 @@ def _sections(source: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
     # Whether there is such a shard the cluster knows.
     checked = [{key: value for key, value in one.items() if key != "shard"} for one in sections]
     parse_config({"models": checked, "cluster": {"gpus": 1}}, base_dir, source=where)
-    return [_with_absolute_paths(section, base_dir) for section in sections]
-
-
-def _with_absolute_paths(section: dict[str, Any], base_dir: Path) -> dict[str, Any]:
-    """The scheduler reads it from somewhere else."""
-
-    def profile(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        found = dict(value)
-        if str(found.get("ref", "")).endswith(".json"):
-            found["ref"] = str((base_dir / found["ref"]).absolute())
-        if "by_type" in found:
-            found["by_type"] = {gpu_type: profile(inner) for gpu_type, inner in found["by_type"].items()}
-        return found
-
-    whole = dict(section)
-    if "profile" in whole:
-        whole["profile"] = profile(whole["profile"])
-    for key, inner in (("loader", "weights"), ("arrival", "path")):
-        if isinstance(whole.get(key), dict) and isinstance(whole[key].get(inner), str):
-            whole[key] = {**whole[key], inner: str((base_dir / whole[key][inner]).absolute())}
-    return whole
+    for section in sections:  # the scheduler reads them from somewhere else
+        name_files(section, lambda path, _: str((base_dir / path).absolute()))
+    return sections

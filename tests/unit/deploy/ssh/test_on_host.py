@@ -310,6 +310,26 @@ def test_the_code_for_hosts_needs_nothing_but_python() -> None:
     assert done.stdout.startswith(b"/proc/self/fd/"), done.stderr
 
 
+def test_what_the_environment_says_instead_of_the_file_is_what_is_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "models: [{name: m, slo_ms: 30, profile: {alpha_ms: 1, beta_ms: 5}}]\n"
+        "cluster: {nodes: [{host: a, gpus: 1}], addresses: {a: 127.0.0.1}}\n"
+    )
+    monkeypatch.setenv("TENUTO_SET", "models.m.slo_ms=40; cluster.nodes.a.gpus=2")
+    source = Source.of(file)
+    written = carried_config(source, {"a": "10.0.0.1"}).files["cluster.json"]
+    assert isinstance(written, bytes)
+    carried = json.loads(written)
+    assert (carried["models"][0]["slo_ms"], carried["cluster"]["nodes"][0]["gpus"]) == (40, 2)
+    assert (source.config.models[0].slo_ms, source.config.nodes[0].gpus) == (40, 2)
+    assert not source.is_changed
+    file.write_text(file.read_text().replace("beta_ms: 5", "beta_ms: 6"))
+    assert source.is_changed
+
+
 def test_a_bundle_has_what_the_loaders_of_heads_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Model: ...\n")
     for name in ("cats", "dogs"):
