@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
@@ -12,11 +13,14 @@ from deploy.ssh.steps import Goods, Phase, Plan, Step, in_order, role_script, st
 from fabric.ids import AGENT_PREFIX, FRONTEND_PREFIX, SCHEDULER_PREFIX, role_id_of_node
 from roles.config.hosts import DeployConfig
 
-_END_OF = {
+END_OF: Final = {
     FRONTEND_PREFIX: Phase.END_FRONTENDS,
     AGENT_PREFIX: Phase.END_AGENTS,
     SCHEDULER_PREFIX: Phase.END_SCHEDULERS,
 }
+"""When roles of a kind end."""
+
+_STAYS: Final = "is not in the file any more, and what is on it stays"
 
 
 def plan_restart(
@@ -26,7 +30,10 @@ def plan_restart(
     deploy: DeployConfig,
     only: Collection[str],
 ) -> Plan:
-    """Start roles again as they run, whatever the file says by now. `only`: these role ids; empty: all."""
+    """Start roles again with the version and the configuration that their host was told to run last, whatever the file says by now.
+
+    `only`: these role ids; empty: all.
+    """
 
     def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
         for role in wanted.roles:
@@ -34,6 +41,7 @@ def plan_restart(
                 yield from _started(
                     wanted, role, told, goods, deploy, told.now, "starts again", is_again=True
                 )
+        yield from back_steps(wanted, told)
 
     return _planned(inventory, facts, steps, needs_one=True)
 
@@ -51,6 +59,7 @@ def plan_rollback(
         for role in wanted.roles:
             why = f"starts again: back to {target.version}, configuration {target.config}"
             yield from _started(wanted, role, told, goods, deploy, target, why)
+        yield from back_steps(wanted, told)
 
     plan = _planned(inventory, facts, steps, needs_one=True)
     problems = dict(plan.problems)
@@ -68,26 +77,32 @@ def plan_rollback(
             problems[wanted.host] = [
                 f"{target.version} with configuration {target.config} is not there any more"
             ]
-    left = tuple(step for step in plan.steps if step.host not in problems)
-    return replace(plan, steps=left, problems=problems)
+    steps_left = tuple(step for step in plan.steps if step.host not in problems)
+    return replace(plan, steps=steps_left, problems=problems)
 
 
 def plan_down(
     inventory: Inventory,
     facts: Mapping[str, HostFacts | Unreachable],
-    left: Mapping[str, HostFacts | Unreachable] | None = None,
+    taken_out: Mapping[str, HostFacts | Unreachable] | None = None,
 ) -> Plan:
     """End frontends, then agents, then schedulers, everywhere; then remove all that was made on each host.
 
-    `left`: what hosts tell that the file does not have any more.
+    `taken_out`: what hosts tell that the file does not have any more.
     """
     found = _planned(inventory, facts, lambda wanted, told: _ends(wanted.host, told), needs_one=False)
-    of_left = [step for host, told in (left or {}).items() for step in _ends(host, told)]
-    return replace(found, steps=in_order((*found.steps, *of_left)), hosts=(*found.hosts, *(left or ())))
+    steps, problems = list(found.steps), dict(found.problems)
+    for host, told in (taken_out or {}).items():
+        if isinstance(told, Unreachable):
+            problems[host] = [f"{_STAYS}: {told.reason}"]
+        else:
+            steps.extend(_ends(host, told))
+    hosts = (*found.hosts, *(taken_out or ()))
+    return replace(found, steps=in_order(steps), problems=problems, hosts=hosts, scheduler_hosts=())
 
 
 def plan_leaving(
-    left: Mapping[str, HostFacts | Unreachable],
+    taken_out: Mapping[str, HostFacts | Unreachable],
     inventory: Inventory,
     facts: Mapping[str, HostFacts | Unreachable],
     addresses: Mapping[str, str],
@@ -98,24 +113,38 @@ def plan_leaving(
     """
     steps: list[Step] = []
     problems: dict[str, list[str]] = {}
-    for host, told in left.items():
+    homes = homes_of(inventory)
+    needed = set(taken_out)
+    for host, told in taken_out.items():
         if isinstance(told, Unreachable):
-            problems[host] = [
-                f"is not in the file any more, and what is on it stays: {told.reason} (`tenuto deploy up --forget {host}`: ask no more)"
-            ]
+            problems[host] = [f"{_STAYS}: {told.reason} (`tenuto deploy up --forget {host}`: ask no more)"]
             continue
         if told.roles.get(role_id_of_node(host)):
             steps.append(drain_step(host))
-        steps.extend(_ends(host, told))
+        moved_to = frozenset(homes[role_id] for role_id in told.roles if role_id in homes)
+        needed |= moved_to
+        steps.extend(replace(step, needs=moved_to) for step in _ends(host, told))
     if problems:
         return steps, problems
     for wanted in inventory.hosts:
         told = facts[wanted.host]
-        if isinstance(told, HostFacts) and (set(told.addresses) | set(left)) - set(addresses):
-            gone = ", ".join(sorted((set(told.addresses) | set(left)) - set(addresses)))
-            request = {"do": "note", "addresses": dict(addresses)}
-            steps.append(Step(wanted.host, Phase.FORGET, "forget", gone, request))
+        if isinstance(told, HostFacts) and (set(told.addresses) | set(taken_out)) - set(addresses):
+            gone = ", ".join(sorted((set(told.addresses) | set(taken_out)) - set(addresses)))
+            request = {"do": "note", "state": {"addresses": dict(addresses)}}
+            steps.append(Step(wanted.host, Phase.FORGET, "forget", gone, request, needs=frozenset(needed)))
     return steps, problems
+
+
+def homes_of(inventory: Inventory) -> dict[str, str]:
+    """The host of each role, by role id."""
+    return {role.role_id: wanted.host for wanted in inventory.hosts for role in wanted.roles}
+
+
+def back_steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
+    """Of a node that a rolling change drained and, since it was interrupted or failed, did not take back."""
+    if told.drained and role_id_of_node(wanted.host) in {role.role_id for role in wanted.roles}:
+        detail = f"{', '.join(told.drained)}: drained for a change that came to no end; it is used again"
+        yield Step(wanted.host, Phase.BACK, "back", detail, {"do": "back", "drained": list(told.drained)})
 
 
 def _ran_before(hosts: Sequence[HostFacts]) -> Running | None:
@@ -136,11 +165,11 @@ def drain_step(host: str) -> Step:
     return Step(host, Phase.DRAIN, "drain", detail, {"do": "drain"})
 
 
-def _ends(host: str, told: HostFacts | Unreachable) -> Iterator[Step]:
+def _ends(host: str, told: HostFacts) -> Iterator[Step]:
     """Of everything on a host."""
-    if isinstance(told, Unreachable) or not told.is_there:
+    if not told.is_there:
         return
-    for prefix, phase in _END_OF.items():
+    for prefix, phase in END_OF.items():
         for role_id in sorted(told.roles):
             if role_id.startswith(prefix):
                 yield Step(host, phase, "stop", role_id, {"do": "stop", "role_ids": [role_id]})
@@ -158,7 +187,7 @@ def _started(
     *,
     is_again: bool = False,
 ) -> Iterator[Step]:
-    script = role_script(wanted, role, told, goods, deploy, run)
+    script = role_script(wanted, role, told, goods, deploy, run, told.keys)
     step = start_step(wanted, role, script, why, told, run, goods, is_again=is_again)
     if step is not None:
         yield step

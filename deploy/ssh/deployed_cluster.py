@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import select
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from deploy.local.shell import SETTLED_STATES, problems_of
@@ -13,16 +13,21 @@ from deploy.ssh.inventory import Inventory
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import scheduler_id
-from fabric.messages import LeftOut, SliceReport, SliceState
+from fabric.messages import LeftOut, SliceReport, SliceState, UnplacedInfo
+from roles.cli.cluster_tables import unplaced_line
 from roles.config.cluster import ClusterConfig
-from roles.runtime.exit_codes import EXIT_UNREACHABLE
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 ASK_LIMIT_S: Final = 60.0
 STATUS_LIMIT_S: Final = 20.0
+DRAIN_LIMIT_S: Final = 300.0
+DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
 READY_EVERY_S: Final = 0.5
 SAY_EVERY_MS: Final = 10_000.0
 
+_TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
+_UNKNOWN: Final = "UnknownGpu"
 Say = Callable[[str, str], None]
 """A line about a host."""
 
@@ -39,6 +44,10 @@ class DeployedCluster:
     """Of the scheduler that answered last."""
     silent: frozenset[str] = frozenset()
     """Hosts that could not be reached when they were looked at last: they are not asked."""
+    drained: dict[str, Sequence[str]] = field(default_factory=dict)
+    """By host, what of its node is out of use for a change, this one or one before, as is noted there."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Nothing is waited for any more."""
 
     def schedulers(self, failed: Collection[str]) -> set[str]:
         """Those that should be there: of hosts that nothing is wrong with."""
@@ -50,7 +59,7 @@ class DeployedCluster:
     ) -> tuple[Mapping[str, Any] | None, list[str]]:
         """Ask until every slice of a host that is in the file and not `failed` is ready or has failed, and these schedulers are active or stand by.
 
-        What is waited for is said every now and then.
+        The problems are those of these slices, and models without a place. What is waited for is said every now and then.
         """
         now_ms = self.clock.now_ms()
         until_ms, say_at_ms = now_ms + READY_LIMIT_MS, now_ms + SAY_EVERY_MS
@@ -69,12 +78,13 @@ class DeployedCluster:
                 is_for_others = any(one["state"] == SliceState.STARTING for one in others)
                 why = _awaited(status, slices, expected, is_plan_settled=is_for_others)
                 if not why:
-                    return status, problems_of([_report(one) for one in slices])
+                    return status, [*problems_of([_report(one) for one in slices]), *_unplaced(status)]
             now_ms = self.clock.now_ms()
             if now_ms >= say_at_ms:
                 say_at_ms = now_ms + SAY_EVERY_MS
                 say(self.active_host or self.inventory.scheduler_hosts[0], f"waits: {why}")
-            select.select([], [], [], READY_EVERY_S)
+            if self.stop.wait(READY_EVERY_S):
+                return None, [f"was not waited for any longer: {why}"]
         return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
 
     def status(self) -> tuple[dict[str, Any] | None, str]:
@@ -100,12 +110,17 @@ class DeployedCluster:
         if not answers:
             return None, said
         slices = {one["slice_id"]: one for answer in answers for one in answer["slices"]}
-        unsteady = [answer["plan"] for answer in answers if (answer["plan"] or {}).get("state") != "steady"]
+        plans = [answer["plan"] or {} for answer in answers]
+        unsteady = [plan for plan in plans if plan.get("state") != "steady"]
+        listed = {
+            key: [one for plan in plans for one in plan.get(key, ())] for key in ("unplaced", "drained")
+        }
         return {
             **answers[0],
             "slices": list(slices.values()),
+            "gpus": [gpu for answer in answers for gpu in answer.get("gpus", ())],
             "shards": [shard for answer in answers for shard in answer["shards"]],
-            "plan": (unsteady or [answers[0]["plan"]])[0],
+            "plan": {**(unsteady or plans)[0], **listed},
             "endpoints": {key: one for answer in answers for key, one in answer["endpoints"].items()},
         }, ""
 
@@ -116,11 +131,11 @@ class DeployedCluster:
         return sorted(hosts, key=lambda one: one != self.active_host)
 
     def ask_active(self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
-        """What a `tenuto` command says on the host of the active scheduler: each is asked, the last known one first.
+        """What a `tenuto` command says on a host where a scheduler is active, with shards one that knows what is asked about: each is asked, the last known one first.
 
         Raises PeerLost where none of these hosts can be reached.
         """
-        asked: dict[str, Any] = {}
+        answers: list[dict[str, Any]] = []
         lost: FabricError = PeerLost("no host of a scheduler is left")
         for host in self._scheduler_hosts():
             try:
@@ -128,12 +143,57 @@ class DeployedCluster:
             except FabricError as error:
                 lost = error
                 continue
-            if asked["code"] != EXIT_UNREACHABLE:
+            if asked["code"] != EXIT_UNREACHABLE and _UNKNOWN not in asked["said"]:
                 self.active_host = host
                 return asked
-        if not asked:
+            answers.append(asked)
+        if not answers:
             raise lost
-        return asked
+        return next((one for one in answers if one["code"] != EXIT_UNREACHABLE), answers[-1])
+
+    def ask_to_drain(self, where: str, *words: str) -> dict[str, Any]:
+        """What the command says of a node, or of a GPU. Raises as `ask_active` does."""
+        drained: dict[str, Any] = {}
+        for _ in range(DRAIN_TRIES):
+            drained = self.ask_active(["drain", where, *words, "--json"], DRAIN_LIMIT_S)
+            if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
+                break  # else another scheduler took over in the middle of it
+        return drained
+
+    def drain(self, host: str, say: Say) -> None:
+        """Take a host's node out of use for a change, without what an operator keeps out of it. Why something cannot be is said.
+
+        It is noted there first, and so taken back by a later deploy where this one comes to no end.
+        """
+        for where in self.drained.get(host) or self._in_use(host):
+            self._note_drained(host, {*self.drained.get(host, ()), where})
+            asked = self.ask_to_drain(where)
+            if asked["code"] not in _TAKES_EFFECT:
+                say(host, f"not drained before: {asked['said'] or 'it cannot be'}")
+                self._note_drained(host, {*self.drained[host]} - {where})
+
+    def take_back(self, host: str) -> None:
+        """Use again what was drained for a change. Raises FabricError where some of it stays drained."""
+        for where in self.drained.get(host, ()):
+            asked = self.ask_to_drain(where, "--back")
+            if asked["code"] not in _TAKES_EFFECT:
+                raise FabricError(
+                    f"{where} stays drained: {asked['said']}; run it again, or `tenuto drain {where} --back`"
+                )
+            self._note_drained(host, {*self.drained[host]} - {where})
+
+    def _in_use(self, host: str) -> Sequence[str]:
+        """Its node, or those of its GPUs that are not drained where others are."""
+        status = self.status()[0] or {}
+        plan = status.get("plan") or {}
+        drained = {one["gpu"] for one in plan.get("drained", ()) if one["node_id"] == host}
+        gpus = sum(one["node_id"] == host for one in status.get("gpus", ()))
+        return [f"{host}/gpu{gpu}" for gpu in range(gpus) if gpu not in drained] if drained else [host]
+
+    def _note_drained(self, host: str, drained: Collection[str]) -> None:
+        request = {"do": "note", "state": {"drained": sorted(drained)}}
+        self.connections[host].ask(request, limit_s=ASK_LIMIT_S)
+        self.drained[host] = sorted(drained)
 
     def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         request = {"do": "ask", "words": list(words), "limit_s": limit_s}
@@ -160,6 +220,17 @@ def _awaited(
     there |= {one["scheduler_id"] for one in standing["standbys"] if one["has_plan"]}
     missing = sorted(set(expected) - there)
     return f"{', '.join(missing)}: neither active nor standing by with the plan" if missing else ""
+
+
+def _unplaced(status: Mapping[str, Any]) -> list[str]:
+    plan = status.get("plan") or {}
+    try:
+        return [
+            unplaced_line(UnplacedInfo(one["model_id"], one["rate_rps"], one["reason"]))
+            for one in plan.get("unplaced", ())
+        ]
+    except (KeyError, TypeError) as error:  # of another version than this one
+        raise FabricError(f"the scheduler's status cannot be understood: {error!r}") from error
 
 
 def _node_of(listed: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ class HostFacts:
 
     `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
     clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told. `now`: what it was last told to run; `served`: with what all its roles
-    served last; `before`: what served before `now`.
+    served last; `before`: what served before `now`. `drained`: what of its node a rolling change has taken out of use and not yet back: it, or GPUs of it.
     """
 
     python: str
@@ -56,6 +56,7 @@ class HostFacts:
     served: Running = Running()
     before: Running = Running()
     addresses: Mapping[str, str] = field(default_factory=dict)
+    drained: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def facts_from(told: Mapping[str, Any], asked_at_ms: float, answered_at_ms: floa
             served=Running(**told["served"]),
             before=Running(**state.get("before", {})),
             addresses=dict(state.get("addresses", {})),
+            drained=tuple(state.get("drained", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FabricError(f"its answer cannot be understood: {error!r}") from error

@@ -6,13 +6,13 @@ cluster that is as it should be is empty, and one that was interrupted is planne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deploy.ssh.changes import drain_step, plan_leaving
+from deploy.ssh.changes import END_OF, back_steps, drain_step, homes_of, plan_leaving
 from deploy.ssh.facts import HostFacts, Running, Unreachable
-from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
+from deploy.ssh.inventory import HostWanted, Inventory, Rank, RoleOnHost
 from deploy.ssh.problems import problems_of_host, warnings_of_election, warnings_of_host
 from deploy.ssh.steps import (
     Goods,
@@ -55,16 +55,17 @@ def plan_up(
     goods: Goods,
     deploy: DeployConfig,
     problems: Mapping[str, Sequence[str]],
-    left: Mapping[str, HostFacts | Unreachable] | None = None,
+    taken_out: Mapping[str, HostFacts | Unreachable] | None = None,
 ) -> Plan:
     """Steps for every host that can be reached and has no problem. `problems`: found already.
 
-    `left`: what hosts tell that the file does not have any more.
+    `taken_out`: what hosts tell that the file does not have any more.
     """
     steps: list[Step] = []
     found: dict[str, Sequence[str]] = {}
     warnings: dict[str, Sequence[str]] = {}
     unreachable = set()
+    homes = homes_of(inventory)
     for wanted in inventory.hosts:
         told = facts[wanted.host]
         if isinstance(told, Unreachable):
@@ -76,30 +77,38 @@ def plan_up(
         if its_problems:
             found[wanted.host] = its_problems
         else:
-            steps.extend(_HostPlan(wanted, told, goods, deploy).steps())
+            steps.extend(_HostPlan(wanted, told, goods, deploy, homes).steps())
         its_warnings = [*warnings_of_host(wanted, told), *warnings_of_election(inventory, wanted)]
         if its_warnings:
             warnings[wanted.host] = its_warnings
-    leaving, not_reached = plan_leaving(left or {}, inventory, facts, goods.addresses)
+    leaving, not_reached = plan_leaving(taken_out or {}, inventory, facts, goods.addresses)
     steps.extend(leaving)
     return Plan(
         in_order(steps),
         found | not_reached,
         warnings,
-        (*(one.host for one in inventory.hosts), *(left or ())),
+        (*(one.host for one in inventory.hosts), *(taken_out or ())),
         inventory.scheduler_hosts,
         frozenset(unreachable),
-        tuple(left or ()),
     )
 
 
 class _HostPlan:
-    def __init__(self, wanted: HostWanted, facts: HostFacts, goods: Goods, deploy: DeployConfig) -> None:
+    def __init__(
+        self,
+        wanted: HostWanted,
+        facts: HostFacts,
+        goods: Goods,
+        deploy: DeployConfig,
+        homes: Mapping[str, str],
+    ) -> None:
         self._wanted = wanted
         self._facts = facts
         self._goods = goods
         self._deploy = deploy
         self._run = Running(goods.own.version, goods.config.name)
+        self._keys_there = goods.key_hashes
+        self._homes = homes
 
     def steps(self) -> Iterator[Step]:
         """In the order of their doing."""
@@ -110,17 +119,32 @@ class _HostPlan:
             yield self._environment()
         if self._run.config not in facts.configs:
             yield self._config()
-        yield from self._keys()
         wanted = {role.role_id for role in self._wanted.roles}
         unwanted = sorted(set(facts.roles) - wanted)
-        node = role_id_of_node(self._wanted.host)
+        yield from self._keys(unwanted)
         for role_id in unwanted:
-            stop = self._step("stop", f"{role_id}: not in the file any more", {"role_ids": [role_id]})
-            yield replace(stop, phase=Phase.END_AGENTS) if role_id == node else stop
+            yield self._stop(role_id)
+        node = role_id_of_node(self._wanted.host)
         if node in unwanted and facts.roles[node]:
             yield drain_step(self._wanted.host)
         for role in self._wanted.roles:
             yield from self._start(role)
+        yield from back_steps(self._wanted, facts)
+
+    def _stop(self, role_id: str) -> Step:
+        """Where it goes on elsewhere it serves here until that place is prepared."""
+        phase = next(phase for prefix, phase in END_OF.items() if role_id.startswith(prefix))
+        if phase is Phase.END_SCHEDULERS:
+            phase = Phase.SCHEDULERS  # before one of that name starts elsewhere
+        elif phase is Phase.END_FRONTENDS and any(one.rank is Rank.FRONTEND for one in self._wanted.roles):
+            phase = Phase.FRONTENDS  # another one may get its port
+        home = self._homes.get(role_id)
+        why = "not in the file any more" if home is None else f"moves to {home}"
+        stop = self._step("stop", f"{role_id}: {why}", {"role_ids": [role_id]})
+        return replace(stop, phase=phase, needs=self._moved_to([role_id]))
+
+    def _moved_to(self, role_ids: Collection[str]) -> frozenset[str]:
+        return frozenset(self._homes[role_id] for role_id in role_ids if role_id in self._homes)
 
     def _step(
         self,
@@ -171,7 +195,8 @@ class _HostPlan:
         request = {"complete": f"configs/{name}", "kept": kept}
         return self._step("configuration", f"{name}, {counted(len(sent), 'file')}", request, sent)
 
-    def _keys(self) -> Iterator[Step]:
+    def _keys(self, unwanted_roles: Collection[str]) -> Iterator[Step]:
+        """Those that are wanted come first of all; the others go when nothing runs with them any more."""
         wanted = {*self._wanted.keys, TRUSTED_FILE} if self._wanted.keys else set[str]()
         files = [
             SentFile.of(f"keys/{name}", self._goods.keys[name], 0o644 if name == TRUSTED_FILE else 0o600)
@@ -180,17 +205,18 @@ class _HostPlan:
         changed = [
             file for file in files if self._facts.keys.get(file.path.removeprefix("keys/")) != file.sha256
         ]
+        if changed:
+            names = [file.path.removeprefix("keys/") for file in changed]
+            yield self._step("keys", ", ".join(names), {}, changed)
         unwanted = sorted(set(self._facts.keys) - wanted)
-        if changed or unwanted:
-            names = [file.path.removeprefix("keys/") for file in changed] + [
-                f"without {name}" for name in unwanted
-            ]
+        if unwanted:
             request = {"removed": [f"keys/{name}" for name in unwanted]}
-            yield self._step("keys", ", ".join(names), request, changed)
+            step = self._step("keys", f"without {', '.join(unwanted)}", request)
+            yield replace(step, phase=Phase.REMOVE, needs=self._moved_to(unwanted_roles))
 
     def _start(self, role: RoleOnHost) -> Iterator[Step]:
         facts, run = self._facts, self._run
-        script = role_script(self._wanted, role, facts, self._goods, self._deploy, run)
+        script = role_script(self._wanted, role, facts, self._goods, self._deploy, run, self._keys_there)
         why = "starts"
         if facts.roles.get(role.role_id):
             changed = [

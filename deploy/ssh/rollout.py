@@ -22,9 +22,9 @@ class Ended:
 class Rollout:
     """Call `begin` once, then `handle` for each step that ended; both say which steps to begin now.
 
-    A host with a problem gets no further step. Without a scheduler's host nothing is started. Schedulers start one after the other, so
-    that one of them serves, and none that runs is ended after one that did not come up. After a host that could not be drained nothing more is done. `is_rolling`: roles start one after the
-    other, in all of the cluster, and none after one that did not come back.
+    A host with a problem gets no further step, nor does any get one that needs that host. Without a scheduler's host nothing is started, and nothing ended for it.
+    Schedulers start one after the other, so that one of them serves, and none that runs is ended after one that did not come up. After a host that could not be drained nothing
+    more is done. `is_rolling`: roles start one after the other, in all of the cluster, and nothing is done after one that did not come back.
     """
 
     def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE, *, is_rolling: bool = False) -> None:
@@ -47,10 +47,8 @@ class Rollout:
         if ended.problem:
             self.failed[ended.step.host] = ended.problem
             self._waiting = [step for step in self._waiting if step.host != ended.step.host]
-            if ended.step.phase is Phase.DRAIN:
+            if ended.step.phase is Phase.DRAIN or (self._is_rolling and ended.step.what == "start"):
                 self._waiting = []
-            if self._is_rolling and ended.step.what == "start":
-                self._waiting = [step for step in self._waiting if step.what != "start"]
             if ended.step.phase is Phase.SCHEDULERS:  # the one that serves would not come up either
                 self._waiting = [
                     step
@@ -81,8 +79,7 @@ class Rollout:
         return begun
 
     def _drop_hopeless(self) -> None:
-        """Roles that would only wait for a scheduler that does not come, and the oblivion of hosts that are not done with."""
-        if set(self._plan.left) & set(self.failed):
-            self._waiting = [step for step in self._waiting if step.phase is not Phase.FORGET]
+        """What needs a host that has failed; and all that is not preparation where no scheduler will serve with it."""
+        self._waiting = [step for step in self._waiting if not step.needs & self.failed.keys()]
         if self._plan.has_no_scheduler(self.failed):
-            self._waiting = [step for step in self._waiting if step.what != "start"]
+            self._waiting = [step for step in self._waiting if step.phase is Phase.PREPARE]

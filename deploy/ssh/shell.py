@@ -27,8 +27,6 @@ from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABL
 FACTS_LIMIT_S: Final = 60.0
 START_LIMIT_S: Final = 180.0
 CARRY_LIMIT_S: Final = 3_600.0
-DRAIN_LIMIT_S: Final = 300.0
-DRAIN_TRIES: Final = 5
 _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "start": START_LIMIT_S}
 
 
@@ -83,9 +81,9 @@ class Deployment:
         Raises ConfigError for what is missing here.
         """
         facts = self.facts()
-        left = self._left(facts, forgotten)
-        goods, missing = self._goods(facts, left)
-        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing, left)
+        taken_out = self._taken_out(facts, forgotten)
+        goods, missing = self._goods(facts, taken_out)
+        return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing, taken_out)
 
     def plan_restart(self, only: Sequence[str]) -> Plan:
         """Every role again, or only those. Raises ConfigError for one that the file does not have."""
@@ -103,12 +101,12 @@ class Deployment:
     def plan_down(self) -> Plan:
         """The end of all of it."""
         facts = self.facts()
-        return plan_down(self.inventory, facts, self._left(facts))
+        return plan_down(self.inventory, facts, self._taken_out(facts))
 
     def carry_out(self, plan: Plan, say: Say, *, is_rolling: bool = False) -> Result:
         """Do what a plan says, then wait until the cluster says that it is ready.
 
-        `is_rolling`: roles start one after the other, each when the cluster is ready again, and a node is drained before.
+        `is_rolling`: roles start one after the other, each when the cluster has become ready after the one before, and a node is drained before.
         """
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
         if plan.has_no_scheduler(rollout.failed):
@@ -147,6 +145,8 @@ class Deployment:
             try:
                 if step.phase is Phase.DRAIN:
                     self._drain(step.host, say)
+                elif step.phase is Phase.BACK:
+                    self.cluster.take_back(step.host)
                 elif step.is_replacing and (is_rolling or self._is_taken_over(step)):
                     self._start_gently(step, rollout, say)
                 else:
@@ -157,11 +157,15 @@ class Deployment:
             return Ended(step)
 
         with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
-            going: set[Future[Ended]] = {pool.submit(do, step) for step in rollout.begin()}
-            while going:
-                over, going = wait(going, return_when=FIRST_COMPLETED)
-                for future in over:
-                    going |= {pool.submit(do, step) for step in rollout.handle(future.result())}
+            try:
+                going: set[Future[Ended]] = {pool.submit(do, step) for step in rollout.begin()}
+                while going:
+                    over, going = wait(going, return_when=FIRST_COMPLETED)
+                    for future in over:
+                        going |= {pool.submit(do, step) for step in rollout.handle(future.result())}
+            except BaseException:  # the threads are waited for
+                self.cluster.stop.set()
+                raise
         return rollout
 
     def _do(self, step: Step, on_progress: Callable[[str], None] = lambda _: None) -> None:
@@ -175,7 +179,7 @@ class Deployment:
 
     def _drain(self, host: str, say: Say) -> None:
         """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
-        drained = self._asked_to_drain(host)
+        drained = self.cluster.ask_to_drain(host)
         if drained["code"] == EXIT_FAILURE:
             raise FabricError(
                 f"could not be drained: {drained['said']}; nothing else was changed, run it again"
@@ -183,27 +187,15 @@ class Deployment:
         if drained["code"] not in (0, EXIT_PARTIAL):
             say(host, f"not drained: {drained['said']}")
 
-    def _asked_to_drain(self, host: str) -> dict[str, Any]:
-        """What the command says."""
-        drained: dict[str, Any] = {}
-        for _ in range(DRAIN_TRIES):
-            drained = self.cluster.ask_active(["drain", host, "--json"], DRAIN_LIMIT_S)
-            if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
-                break  # else another scheduler took over in the middle of it
-        return drained
-
     def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
-        """Without its node's slices where it is an agent; over when the cluster is ready again."""
-        is_agent = step.phase is Phase.AGENTS
-        is_drained = False
-        if is_agent:
-            drained = self._asked_to_drain(step.host)
-            is_drained = drained["code"] == 0
-            if not is_drained:
-                say(step.host, f"not drained before: {drained['said'] or 'it cannot be'}")
-        self._do(step)
-        if is_drained:
-            self.cluster.ask_active(["drain", step.host, "--back", "--json"], DRAIN_LIMIT_S)
+        """Without its node's slices where it is an agent; over when every slice is ready or has failed.
+
+        Raises FabricError where it does not start, its node stays drained, or the cluster does not become ready.
+        """
+        if step.phase is Phase.AGENTS:
+            self._start_drained(step, say)
+        else:
+            self._do(step)
         is_scheduler = step.phase is Phase.SCHEDULERS
         # Another one may be about to be started again because it does not come up.
         expected = {step.request["role_id"]} if is_scheduler else self.cluster.schedulers(rollout.failed)
@@ -211,15 +203,29 @@ class Deployment:
         if status is None:
             raise FabricError("; ".join(problems))
 
+    def _start_drained(self, step: Step, say: Say) -> None:
+        problems = []
+        try:
+            self.cluster.drain(step.host, say)
+            self._do(step)
+        except FabricError as error:
+            problems.append(str(error))
+        try:
+            self.cluster.take_back(step.host)
+        except FabricError as error:
+            problems.append(str(error))
+        if problems:
+            raise FabricError("; ".join(problems))
+
     def _goods(
         self,
         facts: Mapping[str, HostFacts | Unreachable],
-        left: Mapping[str, HostFacts | Unreachable] | None = None,
+        taken_out: Collection[str] = (),
     ) -> tuple[Goods, dict[str, list[str]]]:
         """What there is to carry, and which keys are missing, by host."""
         config = self.source.config
         own, deploy = own_wheel(), config.deploy
-        keys, key_ids, missing = _keys(config.security.keys, self.inventory)
+        keys, missing = _keys(config.security.keys, self.inventory)
         wheelhouse = [] if deploy.wheelhouse is None else wheels_in(deploy.wheelhouse)
         wheels = {
             wanted.host: needed_wheels(own, wheelhouse, wanted.extras, _beside(facts[wanted.host]))
@@ -229,8 +235,7 @@ class Deployment:
         }
         addresses = addresses_of(self.inventory, config.places.addresses, facts)
         carried = carried_config(self.source, addresses)
-        of_left = dict.fromkeys(left or (), "")
-        return Goods(own, wheels, carried, keys, key_ids, addresses, of_left), missing
+        return Goods(own, wheels, carried, keys, addresses, taken_out), missing
 
     def facts(self) -> dict[str, HostFacts | Unreachable]:
         """What every host tells, or why it does not."""
@@ -238,6 +243,9 @@ class Deployment:
         self.cluster.silent = frozenset(
             host for host, told in found.items() if isinstance(told, Unreachable) and told.is_silent
         )
+        self.cluster.drained = {
+            host: told.drained for host, told in found.items() if isinstance(told, HostFacts)
+        }
         return found
 
     def _looked(self, ports: Mapping[str, Mapping[str, int]]) -> dict[str, HostFacts | Unreachable]:
@@ -256,14 +264,14 @@ class Deployment:
         with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
             return dict(zip(ports, pool.map(look, ports), strict=True))
 
-    def _left(
+    def _taken_out(
         self, facts: Mapping[str, HostFacts | Unreachable], forgotten: Collection[str] = ()
     ) -> dict[str, HostFacts | Unreachable]:
         """What hosts tell that were in the cluster when the others were told last, and are not in the file."""
         known = {host for told in facts.values() if isinstance(told, HostFacts) for host in told.addresses}
-        left = sorted(known - set(facts) - set(forgotten))
-        self.connections.update({host: HostConnection(host, self.source.config.deploy) for host in left})
-        return self._looked({host: {} for host in left})
+        hosts = sorted(known - set(facts) - set(forgotten))
+        self.connections.update({host: HostConnection(host, self.source.config.deploy) for host in hosts})
+        return self._looked({host: {} for host in hosts})
 
 
 def exit_code_of(plan: Plan) -> int:
@@ -275,27 +283,24 @@ def exit_code_of(plan: Plan) -> int:
     return EXIT_FAILURE if plan.has_no_scheduler(plan.problems) else EXIT_PARTIAL
 
 
-def _keys(
-    folder: Path | None, inventory: Inventory
-) -> tuple[dict[str, bytes], dict[str, str], dict[str, list[str]]]:
-    """Every key file that hosts need, what tells each from the one before, and whose are missing."""
+def _keys(folder: Path | None, inventory: Inventory) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+    """Every key file that hosts need, and whose are missing."""
     keys: dict[str, bytes] = {}
-    ids: dict[str, str] = {}
     missing: dict[str, list[str]] = {}
     if folder is None:
-        return keys, ids, missing
+        return keys, missing
     trusted = trusted_in(folder)
     keys[TRUSTED_FILE] = (folder / TRUSTED_FILE).read_bytes()
     for wanted in inventory.hosts:
         for name in wanted.keys:
             try:
-                pair = read_pair(folder / name)
+                read_pair(folder / name)
             except ConfigError as error:
                 principal = name.removesuffix(".key").replace("node-", "node/", 1)
                 missing.setdefault(wanted.host, []).append(f"{error}{remedy(folder, principal, trusted)}")
                 continue
-            keys[name], ids[name] = (folder / name).read_bytes(), pair.public[:10]
-    return keys, ids, missing
+            keys[name] = (folder / name).read_bytes()
+    return keys, missing
 
 
 def _beside(facts: HostFacts | Unreachable) -> Sequence[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +28,12 @@ class Phase(IntEnum):
     AGENTS = 2
     SCHEDULERS = 3
     FRONTENDS = 4
-    END_FRONTENDS = 5
-    END_AGENTS = 6
-    END_SCHEDULERS = 7
-    REMOVE = 8
-    FORGET = 9
+    BACK = 5
+    END_FRONTENDS = 6
+    END_AGENTS = 7
+    END_SCHEDULERS = 8
+    REMOVE = 9
+    FORGET = 10
 
 
 PHASE_OF: Final = {
@@ -74,41 +76,44 @@ class Step:
     files: tuple[SentFile, ...] = ()
     is_replacing: bool = False
     """A process that runs now ends for it."""
+    needs: frozenset[str] = frozenset()
+    """Hosts without which it is not done: a role that it ends goes on there, or they have to be ended before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goods:
     """What there is to carry. `wheels`: by host, those it needs, this Tenuto's first. `keys`: every key file here.
 
-    `key_ids`: of a key file what tells it from the one before, and is no secret. `addresses`: of the file's hosts; `left`: of
-    hosts that the file does not have any more, and where something of the cluster may still be.
+    `addresses`: of the file's hosts; `taken_out`: hosts that the file does not have any more, and where something of the cluster may still be.
     """
 
     own: OwnWheel
     wheels: Mapping[str, Sequence[Wheel]]
     config: CarriedConfig
     keys: Mapping[str, bytes]
-    key_ids: Mapping[str, str]
     addresses: Mapping[str, str]
-    left: Mapping[str, str] = field(default_factory=dict)
+    taken_out: Collection[str] = ()
+
+    @property
+    def key_hashes(self) -> dict[str, str]:
+        """Of every key file here, as hosts tell those of theirs."""
+        return {name: hashlib.sha256(content).hexdigest() for name, content in self.keys.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`problems` stop a host, and `warnings` do not; both by host."""
+    """`problems` stop a host, and `warnings` do not; both by host. `scheduler_hosts`: one of them has to be done; none where all is to end."""
 
     steps: tuple[Step, ...]
     problems: Mapping[str, Sequence[str]]
     warnings: Mapping[str, Sequence[str]]
     hosts: tuple[str, ...] = ()
     scheduler_hosts: tuple[str, ...] = ()
-    unreachable: frozenset[str] = field(default=frozenset())
-    left: tuple[str, ...] = ()
-    """Hosts that the file does not have any more."""
+    unreachable: frozenset[str] = frozenset()
 
     def has_no_scheduler(self, failed: Collection[str]) -> bool:
-        """Whether none is left without these hosts."""
-        return set(failed) >= set(self.scheduler_hosts)
+        """Whether one has to be done, and none is left without these hosts."""
+        return bool(self.scheduler_hosts) and set(failed) >= set(self.scheduler_hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +130,23 @@ class RoleScript:
 
 
 def role_script(
-    wanted: HostWanted, role: RoleOnHost, facts: HostFacts, goods: Goods, deploy: DeployConfig, run: Running
+    wanted: HostWanted,
+    role: RoleOnHost,
+    facts: HostFacts,
+    goods: Goods,
+    deploy: DeployConfig,
+    run: Running,
+    keys: Mapping[str, str],
 ) -> RoleScript:
-    """Its environment, its folder, its command; as it starts, it writes down its stamp."""
+    """Its environment, its folder, its command; as it starts, it writes down its stamp. `keys`: a hash of each key file that its host has by then."""
     base = facts.base
     variables = {**deploy.env, "TENUTO_RUN_DIR": facts.run_dir}
     command = [f"{base}/versions/{run.version}/bin/tenuto", *role.arguments]
-    key_id = goods.key_ids.get(key_file(role.principal), "none")
+    key = keys.get(key_file(role.principal), "none")[:16]
     views = goods.config.views if run.config == goods.config.name else facts.views.get(run.config, {})
     lines = [
         "#!/bin/sh",
-        f"# {role.role_id} on {wanted.host}, as `tenuto deploy` wrote it; key {key_id}",
+        f"# {role.role_id} on {wanted.host}, as `tenuto deploy` wrote it; key {key}",
         f"# of its configuration it reads {views.get(role.role_id, 'all')}",
         "umask 077",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())),
@@ -170,7 +181,7 @@ def start_step(
         "version": run.version,
         "config": run.config,
         "before": {"version": before.version, "config": before.config},
-        "addresses": {**goods.addresses, **goods.left},
+        "addresses": {**goods.addresses, **dict.fromkeys(goods.taken_out, "")},
         "roles": [one.role_id for one in wanted.roles],
     }
     request = {
@@ -197,13 +208,13 @@ def megabytes(size: float) -> str:
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """By phase; of hosts in the order given, and each one's steps in theirs.
 
-    Schedulers go by number. Those that are replaced go before new ones, the first one last: it is the active one as a rule, so there is one
-    take-over. A new one is told the plan by one that knows of it.
+    Schedulers that end go first: one that moves would run twice. The others go by number. Those that are replaced go before new ones, the
+    first one last: it is the active one as a rule, so there is one take-over. A new one is told the plan by one that knows of it.
     """
 
-    def place(step: Step) -> tuple[Phase, int]:
-        if step.phase is not Phase.SCHEDULERS:
-            return step.phase, 0
+    def place(step: Step) -> tuple[Phase, float]:
+        if step.phase is not Phase.SCHEDULERS or step.what == "stop":
+            return step.phase, -math.inf
         number = int(step.request["role_id"].rpartition("-")[2])
         return step.phase, -1 - number if step.is_replacing else number
 

@@ -226,6 +226,53 @@ def test_ctrl_c_during_any_import_is_130_without_a_traceback(file: Path, module:
     assert (ended.returncode, ended.stderr.strip()) == (130, "")
 
 
+# A rolling restart on one host, whose cluster is never ready again.
+WAITING = """\
+import os, signal, sys
+from deploy.ssh.shell import Deployment
+from deploy.ssh.steps import Phase, Plan, Step
+class Host:
+    is_first = True
+    def ask(self, request, *_, **__):
+        if request["do"] == "ask" and self.is_first:
+            self.is_first = False
+            os.kill(os.getpid(), signal.SIGINT)  # a thread waits now
+        return {"code": 5, "answer": None, "said": "no active scheduler answers"}
+class Restarting(Deployment):
+    def plan_restart(self, only):
+        role = {"do": "start", "role_id": "scheduler-0"}
+        step = Step("a", Phase.SCHEDULERS, "start", "", role, is_replacing=True)
+        return Plan((step,), {}, {}, ("a",), ("a",))
+of = Deployment.of
+def deployment(path):
+    made = of(path)
+    made.connections["a"] = Host()
+    return Restarting(made.source, made.cluster)
+Deployment.of = deployment
+from roles.cli import main
+sys.argv = ["tenuto", "deploy", "restart", "--rolling", FILE]
+main()
+"""
+
+
+def test_ctrl_c_ends_a_rolling_command_that_waits_for_the_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        FILE.replace("gpus: 1", "nodes: [{host: a}], addresses: {a: 127.0.0.1}"), encoding="utf-8"
+    )
+    (tmp_path / "ssh").touch()  # it is not called
+    ended = subprocess.run(
+        [sys.executable, "-c", f"FILE = {str(file)!r}\n{WAITING}"],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_signal_that_is_ignored_stays_ignored_to_the_end(file: Path) -> None:
     code = (
         "import atexit, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

@@ -33,6 +33,8 @@ from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whol
 
 LOCK = ".lock"
 LOCK_LIMIT_S = 600
+LOCK_LOOK_MS = 200
+ANSWER_FD = 1
 INSTALL_LIMIT_S = 1_200
 START_LIMIT_S = 60
 ASK_LIMIT_S = 20
@@ -158,8 +160,9 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_state(place: Place, state: Mapping[str, Any]) -> None:
-    """With what served last, as it is now."""
-    write_whole(place.base / "state.json", json.dumps({**state, "served": place.served}).encode(), 0o600)
+    """With what served last, as it is now, and what of the node is out of use for the deploy."""
+    kept = {"served": place.served, "drained": place.state.get("drained", [])}
+    write_whole(place.base / "state.json", json.dumps({**state, **kept}).encode(), 0o600)
 
 
 def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,8 +175,8 @@ def stop(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The addresses of all hosts of the cluster, as they are now."""
-    state = {**place.state, "addresses": request["addresses"]}
+    """What is to be known of the cluster from now on, beside what is known of it."""
+    state = {**place.state, **request["state"]}
     write_whole(place.base / "state.json", json.dumps(state).encode(), 0o600)
     return {}
 
@@ -277,14 +280,26 @@ def last_words(log: Path, since: int) -> str:
 
 @contextlib.contextmanager
 def alone(base: Path) -> Iterator[None]:
-    """One at a time: another deploy, or what is left of one whose operator went away."""
+    """One at a time: another deploy, or what is left of one whose operator went away.
+
+    Whose operator goes away while it waits does not begin: what is wanted may be another thing by then.
+    """
     end_at = time.monotonic() + LOCK_LIMIT_S
     while (lock := _locked(base)) is None:
         if time.monotonic() > end_at:
             raise Refused(f"another deploy has been at work on it for {LOCK_LIMIT_S} s")
-        select.select([], [], [], 0.2)
+        refuse_forgotten(LOCK_LOOK_MS)
     with lock:
+        refuse_forgotten(0)
         yield
+
+
+def refuse_forgotten(wait_ms: int) -> None:
+    """Raises Refused where nobody reads our answer any more, or ceases to within that time."""
+    answer = select.poll()
+    answer.register(ANSWER_FD, 0)  # its errors, and its end
+    if answer.poll(wait_ms):
+        raise Refused("whoever asked went away before it was begun")
 
 
 def _locked(base: Path) -> IO[str] | None:

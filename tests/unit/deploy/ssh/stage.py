@@ -87,9 +87,8 @@ class Stage:
             {one.host: [OWN.wheel, NUMPY] for one in self.inventory.hosts},
             carried_config(self.source, addresses),
             self.keys,
-            {name: f"id-of-{content.decode()}" for name, content in self.keys.items()},
             addresses,
-            dict.fromkeys(self.left, ""),
+            self.left.keys(),
         )
 
     def plan(self) -> Plan:
@@ -136,12 +135,13 @@ class Stage:
                     views={**told.views, name: json.loads(views)},
                 )
             case "forget":
-                self.changed(step.host, addresses=request["addresses"])
+                self.changed(step.host, **request["state"])
+            case "back":
+                self.changed(step.host, drained=())
             case "keys":
                 sent = {file.path.removeprefix("keys/"): file.sha256 for file in step.files}
-                kept = {
-                    name: own for name, own in told.keys.items() if f"keys/{name}" not in request["removed"]
-                }
+                removed = request.get("removed", ())
+                kept = {name: own for name, own in told.keys.items() if f"keys/{name}" not in removed}
                 self.changed(step.host, keys={**kept, **sent})
             case "stop":
                 left = {name: own for name, own in told.roles.items() if name not in request["role_ids"]}

@@ -14,8 +14,9 @@ from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.on_host.logs import TURN_BYTES_MAX, LogReader
 from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
-from deploy.ssh.shell import Deployment, Result
+from deploy.ssh.shell import Deployment, Result, exit_code_of
 from deploy.ssh.steps import Plan
+from roles.runtime.exit_codes import EXIT_PARTIAL
 from tests.unit.deploy.ssh.stage import MODEL, Stage, lines
 
 
@@ -54,6 +55,39 @@ FRONTENDS  head start         frontend-0 starts again
     assert told.now.config in plan.steps[0].request["script"]
     assert stage.goods.config.name not in plan.steps[0].request["script"]
     assert lines(restart(stage, "frontend-1")) == "FRONTENDS  g1   start         frontend-1 starts again\n"
+
+
+@pytest.mark.parametrize("change", ["restart", "rollback"])
+def test_a_role_that_is_started_with_its_hosts_key_is_not_taken_for_one_with_the_key_that_is_here(
+    stage: Stage, change: str
+) -> None:
+    """Neither carries keys, and what was rotated is refused once the former key is revoked."""
+    if change == "rollback":
+        stage.version = "0.2.0+def"
+        stage.done(stage.plan())
+    stage.keys["scheduler.key"] = b"another"
+    stage.done(restart(stage) if change == "restart" else rollback(stage))
+    if change == "rollback":
+        stage.version = "0.1.0+abc"
+    assert (
+        lines(stage.plan())
+        == """\
+PREPARE    head keys          scheduler.key
+SCHEDULERS head start         scheduler-0 starts again: another key or environment
+"""
+    )
+    stage.done(stage.plan())
+    stage.done(restart(stage))
+    assert stage.plan().steps == ()
+
+
+def test_every_start_uses_again_what_a_change_without_an_end_left_drained(stage: Stage) -> None:
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    stage.changed("g2", drained=("g2/gpu0",))
+    for plan in (restart(stage), restart(stage, "frontend-0"), rollback(stage)):
+        assert plan.steps[-1].request == {"do": "back", "drained": ["g2/gpu0"]}
+    assert not [step for step in plan_down(stage.inventory, stage.facts).steps if step.what == "back"]
 
 
 def test_a_rollback_goes_to_what_ran_before_and_a_second_one_back_again(stage: Stage) -> None:
@@ -158,6 +192,25 @@ REMOVE     head remove        /home/u/.tenuto/head
     for host in ("g1", "g2", "head"):
         stage.changed(host, is_there=False, roles={})
     assert plan_down(stage.inventory, stage.facts).steps == ()
+
+
+def test_the_end_says_which_hosts_that_left_the_file_it_does_not_reach(stage: Stage) -> None:
+    """The others, which remember it, are about to forget all."""
+    stage.take_out("g1")
+    stage.left["g1"] = Unreachable("does not answer")
+    plan = plan_down(stage.inventory, stage.facts, stage.left)
+    assert plan.problems == {"g1": ["is not in the file any more, and what is on it stays: does not answer"]}
+    assert {step.host for step in plan.steps} == {"g2", "head"}
+    assert exit_code_of(plan) == EXIT_PARTIAL
+
+
+def test_all_that_can_be_reached_ends_though_the_scheduler_cannot(stage: Stage) -> None:
+    stage.facts["head"] = Unreachable("does not answer")
+    rollout = Rollout(plan_down(stage.inventory, stage.facts))
+    going = list(rollout.begin())
+    while going:
+        going += rollout.handle(Ended(going.pop(0)))
+    assert {step.host for step in rollout.done if step.what == "remove"} == {"g1", "g2"}
 
 
 def test_a_host_without_the_cluster_or_that_is_down_is_said(stage: Stage) -> None:

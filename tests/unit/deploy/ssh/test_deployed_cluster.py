@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
 
 from deploy.ssh import deployed_cluster
+from deploy.ssh.changes import plan_restart
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.deployed_cluster import DeployedCluster
+from deploy.ssh.shell import Deployment, Result
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import SliceId
 from fabric.messages import SliceReport, SliceState
 from roles.cli.json_output import as_plain
-from roles.runtime.exit_codes import EXIT_UNREACHABLE
+from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage
 
 STANDS_BY = {"code": EXIT_UNREACHABLE, "answer": None, "said": "it stands by"}
@@ -117,15 +120,169 @@ def test_a_host_that_could_not_be_reached_is_not_asked_again(stage: Stage) -> No
     assert head.asked == 0
 
 
-def test_all_shards_are_one_cluster(stage: Stage) -> None:
+def sharded(stage: Stage) -> Stage:
+    """One shard for each host with GPUs; of the second one the scheduler is on its own host."""
     schedulers = [{"host": "head", "shard": 0}, {"host": "g2", "shard": 1}]
     nodes = [{**node, "shard": at} for at, node in enumerate(CLUSTER["nodes"])]
     cluster = {**CLUSTER, "schedulers": schedulers, "shards": 2, "nodes": nodes}
     models = [{**MODEL, "name": f"m{shard}", "shard": shard} for shard in (0, 1)]
     stage.document = {**stage.document, "models": models, "cluster": cluster}
+    return stage
+
+
+def test_all_shards_are_one_cluster(stage: Stage) -> None:
     head, g2 = Told(says("scheduler-0")), Told(says("scheduler-1", slices=("g2/gpu0/0",), shard=1))
-    found = cluster_of(stage, head=head, g2=g2)
+    found = cluster_of(sharded(stage), head=head, g2=g2)
     status, _ = found.until_ready((), ["scheduler-0", "scheduler-1"], lambda *_: None)
     assert status is not None
     assert [one["slice_id"] for one in status["slices"]] == ["g1/gpu0/0", "g2/gpu0/0"]
     assert set(status["endpoints"]) == {"scheduler-0", "scheduler-1"}
+
+
+def test_a_model_without_a_place_is_a_problem_of_whichever_shard(stage: Stage) -> None:
+    head, g2 = says("scheduler-0"), says("scheduler-1", slices=("g2/gpu0/0",), shard=1)
+    g2["answer"]["plan"]["unplaced"] = [{"model_id": "m1", "rate_rps": 2.0, "reason": "it needs more memory"}]
+    line = "unplaced: m1 (2.00 r/s): it needs more memory"
+    alone = cluster_of(stage, head=Told(STANDS_BY), g2=Told(g2))
+    assert alone.until_ready((), ["scheduler-1"], lambda *_: None)[1] == [line]
+    found = cluster_of(sharded(stage), head=Told(head), g2=Told(g2))
+    assert found.until_ready((), ["scheduler-0", "scheduler-1"], lambda *_: None)[1] == [line]
+    del g2["answer"]["plan"]["unplaced"][0]["reason"]  # of another version
+    with pytest.raises(FabricError, match="cannot be understood"):
+        found.until_ready((), ["scheduler-0"], lambda *_: None)
+
+
+def test_a_node_is_drained_by_the_shard_that_has_it(stage: Stage) -> None:
+    unknown = {"code": EXIT_CONFIG, "answer": None, "said": "tenuto: UnknownGpu: there is no node g2"}
+    drained: dict[str, Any] = {"code": 0, "answer": {}, "said": ""}
+    found = cluster_of(sharded(stage), head=Told(unknown), g2=Told(drained))
+    assert found.ask_to_drain("g2") == drained
+    assert found.active_host == "g2"
+    nowhere = cluster_of(sharded(stage), head=Told(unknown), g2=Told(STANDS_BY))
+    assert nowhere.ask_to_drain("g2") == unknown
+
+
+# ---------------------------------------------------------------- rolling
+
+
+DONE: Mapping[str, Any] = {"code": 0, "answer": {}, "said": ""}
+
+
+class Hosts:
+    """Of one cluster that is ready. `answers`: to `tenuto` commands and to starts, where they are not as they should be."""
+
+    def __init__(self, answers: Mapping[str, Mapping[str, Any] | FabricError]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.noted: dict[str, list[str]] = {}
+        self.status = says("scheduler-0", slices=("g1/gpu0/0", "g2/gpu0/0"))
+
+    def ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if request.get("words") == ["status", "--json"]:
+            return self.status
+        match request["do"]:
+            case "note":
+                self.noted[host] = request["state"]["drained"]
+                return {}
+            case "start":
+                asked = f"start {request['role_id']}"
+            case _:
+                asked = " ".join(request["words"]).removesuffix(" --json")
+        self.asked.append(asked)
+        answer = self.answers.get(asked, DONE)
+        if isinstance(answer, FabricError):
+            raise answer
+        return answer
+
+
+class HostOf:
+    def __init__(self, hosts: Hosts, name: str) -> None:
+        self.hosts, self.name = hosts, name
+
+    def ask(self, request: Mapping[str, Any], *_: object, **__: object) -> Mapping[str, Any]:
+        return self.hosts.ask(self.name, request)
+
+
+def restarted(hosts: Hosts, *only: str, drained: Mapping[str, list[str]] | None = None) -> Result:
+    """Rolling. `drained`: what is noted as left drained by a former one."""
+    stage = Stage()
+    stage.done(stage.plan())
+    for host, noted in (drained or {}).items():
+        stage.changed(host, drained=tuple(noted))
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    cluster.drained.update(drained or {})
+    plan = plan_restart(stage.inventory, stage.facts, stage.goods, stage.source.config.deploy, only)
+    return Deployment(stage.source, cluster).carry_out(plan, lambda *_: None, is_rolling=True)
+
+
+def said(code: int, line: str) -> Mapping[str, Any]:
+    return {"code": code, "answer": None, "said": line}
+
+
+def test_a_node_is_drained_before_its_agent_ends_and_used_again_when_it_serves() -> None:
+    hosts = Hosts({})
+    assert restarted(hosts, "node-g1", "frontend-0").exit_code == 0
+    assert hosts.asked == ["drain g1", "start node-g1", "drain g1 --back", "start frontend-0"]
+    assert hosts.noted == {"g1": []}
+
+
+def test_a_node_that_is_drained_though_not_every_model_has_a_place_is_used_again_too() -> None:
+    for command in ("drain g1", "drain g1 --back"):
+        hosts = Hosts({command: said(EXIT_PARTIAL, "not every model has a place")})
+        assert restarted(hosts, "node-g1").exit_code == 0
+        assert hosts.asked == ["drain g1", "start node-g1", "drain g1 --back"]
+        assert hosts.noted == {"g1": []}
+
+
+def test_a_node_that_cannot_be_used_again_is_told_and_noted_and_is_the_last_one() -> None:
+    """As where its workers cannot load what they are to serve: it stays drained."""
+    hosts = Hosts({"drain g1 --back": said(EXIT_FAILURE, "rolled back: no worker of it came up")})
+    result = restarted(hosts)
+    assert result.exit_code == EXIT_PARTIAL
+    assert "g1 stays drained: rolled back: no worker of it came up" in result.failed["g1"]
+    assert [one for one in hosts.asked if one.startswith("start")] == ["start node-g1"]
+    assert hosts.noted == {"g1": ["g1"]}
+
+
+@pytest.mark.parametrize("failing", ["start node-g1", "drain g1"])
+def test_a_node_is_used_again_whatever_becomes_of_its_agents_start(failing: str) -> None:
+    """A drain that is not over in time goes on, for the scheduler has heard of it."""
+    hosts = Hosts({failing: FabricError("it was not over")})
+    assert restarted(hosts, "node-g1").failed == {"g1": "it was not over"}
+    assert hosts.asked[-1] == "drain g1 --back"
+    assert hosts.noted == {"g1": []}
+
+
+def test_a_node_that_could_not_be_drained_is_not_asked_to_be_used_again() -> None:
+    hosts = Hosts({"drain g1": said(EXIT_FAILURE, "rolled back: a slice did not start")})
+    assert restarted(hosts, "node-g1").exit_code == 0
+    assert hosts.asked == ["drain g1", "start node-g1"]
+    assert hosts.noted == {"g1": []}
+
+
+@pytest.mark.parametrize(("drained", "ours"), [((0, 1), []), ((0,), ["g1/gpu1"])])
+def test_what_an_operator_keeps_out_of_use_stays_so(drained: tuple[int, ...], ours: list[str]) -> None:
+    hosts = Hosts({})
+    answer = hosts.status["answer"]
+    answer["gpus"] = [{"node_id": "g1"}, {"node_id": "g1"}, {"node_id": "g2"}]
+    answer["plan"]["drained"] = [{"node_id": "g1", "gpu": gpu} for gpu in drained]
+    assert restarted(hosts, "node-g1").exit_code == 0
+    assert hosts.asked == [
+        *(f"drain {where}" for where in ours),
+        "start node-g1",
+        *(f"drain {where} --back" for where in ours),
+    ]
+
+
+def test_what_a_former_change_left_drained_is_used_again_whatever_else_this_one_does() -> None:
+    for role_id in ("node-g1", "frontend-0"):
+        hosts = Hosts({})
+        hosts.status["answer"]["plan"]["drained"] = [{"node_id": "g1", "gpu": 0}, {"node_id": "g1", "gpu": 1}]
+        assert restarted(hosts, role_id, drained={"g1": ["g1"]}).exit_code == 0
+        assert hosts.asked.count("drain g1 --back") == 1
+        assert hosts.noted == {"g1": []}
+    failing = Hosts({"drain g1 --back": said(EXIT_UNREACHABLE, "no cluster runs here")})
+    assert list(restarted(failing, "frontend-0", drained={"g1": ["g1"]}).failed) == ["g1"]

@@ -6,12 +6,12 @@ import fcntl
 import io
 import json
 import os
-import select
 import shutil
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +20,7 @@ import pytest
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place
 from deploy.ssh.on_host.looking import COMPLETE
-from deploy.ssh.on_host.requests import alone, environment, remove, start, write_state
+from deploy.ssh.on_host.requests import alone, environment, note, remove, start, write_state
 from deploy.ssh.on_host.system import MARK, Refused
 
 ROLES = ("node-a", "frontend-0")
@@ -103,10 +103,11 @@ def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_o
 ) -> None:
     waits, removed, inside, left = (threading.Event() for _ in range(4))
 
-    def pause(*_: object) -> None:
+    def pause(wait_ms: int) -> None:
         """The one that waits, having seen that somebody holds the lock."""
-        waits.set()
-        assert removed.wait(10)
+        if wait_ms:
+            waits.set()
+            assert removed.wait(10)
 
     def waiting() -> None:
         with alone(place.base):
@@ -114,7 +115,7 @@ def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_o
             assert left.wait(10)
 
     real_flock = fcntl.flock
-    monkeypatch.setattr(select, "select", pause)
+    monkeypatch.setattr(requests, "refuse_forgotten", pause)
     thread = threading.Thread(target=waiting, daemon=True)
     with alone(place.base):
         thread.start()
@@ -139,6 +140,42 @@ def test_who_waits_while_all_is_removed_and_who_comes_later_are_not_at_work_at_o
     monkeypatch.setattr(fcntl, "flock", removed_before)
     with alone(place.base):
         assert requests._locked(place.base) is None
+
+
+@pytest.mark.parametrize("end", [os.pipe, lambda: [one.detach() for one in reversed(socket.socketpair())]])
+def test_who_waits_does_not_begin_what_its_operator_has_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch, end: Callable[[], Sequence[int]]
+) -> None:
+    """A forgotten `remove` would empty the folder that a later `up` has filled."""
+    operators, ours = end()
+    monkeypatch.setattr(requests, "ANSWER_FD", ours)
+    began = []
+
+    def asked() -> None:
+        with pytest.raises(Refused, match="went away before it was begun"), alone(place.base):
+            began.append(1)
+
+    with alone(place.base):
+        thread = threading.Thread(target=asked, daemon=True)
+        thread.start()
+        os.close(operators)
+        thread.join(10)
+        assert not thread.is_alive(), "the lock is held, and it has left all the same"
+    asked()  # nor where the lock is free by then
+    assert not began
+    os.close(ours)
+
+
+def test_what_is_noted_as_drained_stays_so_whatever_starts_until_it_is_noted_that_it_is_not(
+    place: Place,
+) -> None:
+    told_to_run(place, "1")
+    note(place, {"state": {"drained": ["a"]}})
+    told_to_run(place, "2")
+    assert (place.state["version"], place.state["drained"]) == ("2", ["a"])
+    note(place, {"state": {"drained": []}})
+    told_to_run(place, "3")
+    assert place.state["drained"] == []
 
 
 @pytest.mark.parametrize("host", ["", ".", "..", "a/../..", "/", "a/b"])

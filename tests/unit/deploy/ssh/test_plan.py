@@ -15,6 +15,7 @@ from deploy.ssh.config_bundle import carried_config
 from deploy.ssh.facts import HostFacts, Unreachable
 from deploy.ssh.inventory import CONFIG_FILE, inventory_of
 from deploy.ssh.rollout import Ended, Rollout
+from deploy.ssh.steps import Phase
 from fabric.errors import ConfigError
 from roles.config.read_config import parse_config
 from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage, lines
@@ -107,9 +108,147 @@ def test_a_role_that_left_the_file_is_stopped_and_its_key_goes() -> None:
         line for line in lines(stage.plan()).splitlines() if " g1 " in line and "configuration" not in line
     ]
     assert found == [
-        "PREPARE    g1   keys          without frontend.key",
-        "PREPARE    g1   stop          frontend-1: not in the file any more",
+        "END_FRONTENDS g1   stop          frontend-1: not in the file any more",
+        "REMOVE     g1   keys          without frontend.key",
     ]
+
+
+MOVES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "the scheduler": (
+        {"schedulers": [{"host": "g2"}]},
+        [
+            "AGENTS     g1   start node-g1",
+            "AGENTS     g2   start node-g2",
+            "SCHEDULERS head stop scheduler-0",
+            "SCHEDULERS g2   start scheduler-0",
+            "FRONTENDS  g1   start frontend-1",
+            "FRONTENDS  head start frontend-0",
+            "REMOVE     head keys without",
+        ],
+    ),
+    "a frontend": (
+        {"frontends": [{"host": "head"}, {"host": "g2"}]},
+        [
+            "SCHEDULERS head start scheduler-0",
+            "FRONTENDS  g2   start frontend-1",
+            "END_FRONTENDS g1   stop frontend-1",
+            "REMOVE     g1   keys without",
+        ],
+    ),
+    "two frontends, each to where the other one was": (
+        {"frontends": [{"host": "g1"}, {"host": "head"}]},
+        [
+            "SCHEDULERS head start scheduler-0",
+            "FRONTENDS  g1   stop frontend-1",
+            "FRONTENDS  g1   start frontend-0",
+            "FRONTENDS  head stop frontend-0",
+            "FRONTENDS  head start frontend-1",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_a_role_that_moves_serves_until_its_new_host_is_prepared(case: str) -> None:
+    changed, expected = MOVES[case]
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, **changed}}
+    steps = [step for step in stage.plan().steps if step.phase is not Phase.PREPARE]
+    assert [
+        f"{step.phase.name:10} {step.host:4} {step.what} {step.detail.split(':')[0].split()[0]}"
+        for step in steps
+    ] == expected
+    stage.done(stage.plan())
+    assert stage.plan().steps == ()
+
+
+@pytest.mark.parametrize("case", ["the scheduler", "a frontend"])
+@pytest.mark.parametrize("is_seen_before", [True, False])
+def test_a_role_stays_where_it_is_when_its_new_host_cannot_be_prepared(
+    case: str, *, is_seen_before: bool
+) -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, **MOVES[case][0]}}
+    if is_seen_before:
+        stage.changed("g2", machine="Darwin")
+    rollout = Rollout(stage.plan())
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        going += rollout.handle(Ended(step, "no room" if step.host == "g2" else ""))
+    assert list(rollout.failed) == ["g2"]
+    done = [(step.host, step.what) for step in rollout.done]
+    assert not {("head", "stop"), ("g1", "stop")} & {*done}
+    assert not [step for step in rollout.done if "without" in step.detail], "nor does its key go"
+    started = {step.request["role_id"] for step in rollout.done if step.what == "start"}
+    assert started == (set() if case == "the scheduler" else {"scheduler-0"})
+
+
+@pytest.mark.parametrize("failing", ["g1", "g2", ""])
+def test_a_host_that_left_is_not_ended_while_a_role_of_it_has_no_other_place(failing: str) -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.left["head"] = stage.facts.pop("head")
+    stage.document = {
+        **stage.document,
+        "cluster": {
+            **CLUSTER,
+            "schedulers": [{"host": "g2"}],
+            "frontends": [{"host": "g1"}],
+            "addresses": {},
+        },
+    }
+    rollout = Rollout(stage.plan())
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        going += rollout.handle(Ended(step, "no room" if step.host == failing else ""))
+    done = {(step.host, step.what) for step in rollout.done}
+    of_its_end = {("head", "stop"), ("head", "remove"), ("g1", "forget"), ("g2", "forget")}
+    assert done & of_its_end == (set() if failing else of_its_end)
+
+
+def test_a_scheduler_that_ends_for_good_does_so_only_where_another_one_will_serve() -> None:
+    schedulers = [{"host": "head"}, {"host": "g2", "standby": True}]
+    for failing in ("head", ""):
+        stage = Stage(cluster={**CLUSTER, "schedulers": schedulers})
+        stage.done(stage.plan())
+        stage.document = {**stage.document, "cluster": CLUSTER}
+        rollout = Rollout(stage.plan())
+        going = list(rollout.begin())
+        while going:
+            step = going.pop(0)
+            going += rollout.handle(Ended(step, "no room" if step.host == failing else ""))
+        assert (("g2", "stop") in {(step.host, step.what) for step in rollout.done}) == (not failing)
+
+
+def test_a_rolling_change_ends_nothing_after_a_role_that_did_not_come_back() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, **MOVES["the scheduler"][0]}}
+    rollout = Rollout(stage.plan(), is_rolling=True)
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        going += rollout.handle(Ended(step, "it ends at once" if step.what == "start" else ""))
+    assert {step.what for step in rollout.done} == {"configuration", "keys"}
+
+
+def test_what_a_change_without_an_end_left_drained_is_used_again() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.changed("g2", drained=("g2",))
+    plan = stage.plan()
+    assert [(step.host, step.phase, step.request["drained"]) for step in plan.steps] == [
+        ("g2", Phase.BACK, ["g2"])
+    ]
+    stage.document = {**stage.document, "models": [{**MODEL, "slo_ms": 40}]}
+    assert max(step.phase for step in stage.plan().steps) is Phase.BACK, "when all serve"
+    stage.done(plan)
+    stage.document = {**stage.document, "models": [MODEL]}
+    assert stage.plan().steps == ()
 
 
 def test_a_new_key_is_carried_and_its_roles_start_again() -> None:
@@ -205,7 +344,7 @@ def test_no_secret_is_in_a_request_or_in_what_people_see() -> None:
     stage = Stage()
     stage.keys = {name: f"SECRET-{name}".encode() for name in stage.keys}
     for step in stage.plan().steps:
-        shown = f"{step.what} {step.detail} {json.dumps(step.request).replace('id-of-SECRET', '')}"
+        shown = f"{step.what} {step.detail} {json.dumps(step.request)}"
         assert "SECRET" not in shown
 
 
@@ -388,6 +527,7 @@ def test_a_node_that_leaves_while_its_host_stays_is_drained_and_its_agent_ends_l
         "DRAIN      g1   drain         its node is not",
         "SCHEDULERS head start         scheduler-0 sta",
         "END_AGENTS g1   stop          node-g1: not in",
+        "REMOVE     g1   keys          without node-g1",
     ]
 
 
