@@ -43,6 +43,7 @@ from roles.runtime.core import Tick
 from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_DEFECT, EXIT_FAILURE
 from roles.runtime.process_events import ProcessExited, StopAsked, Warn, explaining_lines, still_drained
 from roles.runtime.restarts import Restarts
+from roles.runtime.time_limits import is_looked_at_late
 
 
 class SupervisorCore:
@@ -355,16 +356,23 @@ class SupervisorCore:
 
     def _on_tick(self) -> None:
         for role in self._roles.values():
-            is_late = role.limit_at_ms is not None and role.limit_at_ms <= self._now_ms
-            if is_late and role.state is not RoleState.WAITING:
-                self._step(role, RoleTransition.OVERDUE)
-                if role.state is RoleState.KILLED:
-                    self._actions.append(KillRole(role.plan.role_id))
-                else:  # nothing to do about it, but two of one name would be worse than an end
-                    self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role.plan.role_id} cannot be killed"))
+            limit_at_ms = role.limit_at_ms
+            if limit_at_ms is None or limit_at_ms > self._now_ms or role.state is RoleState.WAITING:
+                continue
+            if is_looked_at_late(limit_at_ms, self._now_ms):
+                self._give_time(role)
+                continue
+            self._step(role, RoleTransition.OVERDUE)
+            if role.state is RoleState.KILLED:
+                self._actions.append(KillRole(role.plan.role_id))
+            else:  # nothing to do about it, but two of one name would be worse than an end
+                self._stop(SupervisorOutcome(EXIT_FAILURE, f"{role.plan.role_id} cannot be killed"))
 
     def _step(self, role: SupervisedRole, step: RoleTransition) -> None:
         role.state = NEXT[role.state, step]
+        self._give_time(role)
+
+    def _give_time(self, role: SupervisedRole) -> None:
         limits_ms = {
             RoleState.STARTING: self._limits.serve_ms,
             RoleState.DRAINING: role.plan.stop_limit_ms,

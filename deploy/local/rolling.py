@@ -22,6 +22,7 @@ from typing import Final
 from msgspec import Struct
 
 from fabric.messages import SliceState, StatusListed
+from roles.runtime.time_limits import is_looked_at_late
 
 ASK_LIMIT_MS: Final = 5_000.0
 HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; a large model may take 150 s to load
@@ -173,7 +174,9 @@ class RollingRestart:
         if self.is_over or now_ms < self._limit_at_ms:
             return
         if self._phase is not _Phase.RESTING:
-            if self._phase is not _Phase.ASKING:
+            if is_looked_at_late(self._limit_at_ms, now_ms):
+                self._give_time(now_ms)
+            elif self._phase is not _Phase.ASKING:
                 self._end("did not come back as it was")
             elif absent == self.role_id:
                 self._end("does not serve")
@@ -188,6 +191,12 @@ class RollingRestart:
             self._phase = _Phase.OVER
         else:
             self._go_on(_Phase.ASKING, now_ms + ASK_LIMIT_MS)
+
+    def _give_time(self, now_ms: float) -> None:
+        if self._phase is _Phase.ASKING:
+            self._limit_at_ms = now_ms + ASK_LIMIT_MS
+        else:
+            self._limit_at_ms = self._back_by_ms = now_ms + HEAL_LIMIT_MS
 
     def _end(self, what: str) -> None:
         self.reason = f"{self.role_id} {what}{self._last_end}"

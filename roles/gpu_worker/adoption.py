@@ -8,6 +8,7 @@ from typing import Final
 
 from fabric.messages import SliceSpec, WorkerHello
 from roles.gpu_worker.registration import WorkerIdentity
+from roles.runtime.time_limits import is_looked_at_late
 
 HELLO_EVERY_MS: Final = (
     25.0  # the first one always comes before the connection: it costs this much at a start
@@ -46,7 +47,7 @@ class Adoption:
 
     def hello(self, slices: Iterable[SliceSpec], now_ms: float) -> WorkerHello | None:
         """What to say again and again, as the agent may not have been there before; None: it has taken too long."""
-        if self._hello_until_ms is None:
+        if self._hello_until_ms is None or is_looked_at_late(self._hello_until_ms, now_ms):
             self._hello_until_ms = now_ms + HELLO_FOR_MS
         if now_ms >= self._hello_until_ms:
             return None

@@ -95,15 +95,13 @@ from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
 from roles.runtime.peer_checks import Offences
 from roles.runtime.process_events import StopAsked
+from roles.runtime.time_limits import is_looked_at_late
 
 NO_MODEL: Final = ModelId("")
 
 SIGNAL_GRACE_MS: Final = 1_500.0  # the same, after a signal; an agent kills 2 s after it sent one
 _ENDS: Final = "its worker ends"
 _NO_ROOM: Final = "its worker has no room for more inputs"
-OWN_GAP_MS: Final = (
-    500.0  # a look this late: this process was stopped itself, and so may its device's thread have been
-)
 TELL_AGAIN_MS: Final = 100.0  # an agent that may not have heard: its queue was full, or its connection broke
 GRANTED_MAX: Final = 1_024  # batches waiting for one slice; a sane scheduler grants one or two ahead
 COUNTED: Final = (
@@ -529,7 +527,7 @@ class WorkerCore:
         for running in slice_.queue.started:
             if running.overdue_at_ms > now_ms:
                 continue
-            if now_ms - running.overdue_at_ms < OWN_GAP_MS:
+            if not is_looked_at_late(running.overdue_at_ms, now_ms):
                 return self._hung(slice_, running, now_ms)
             self._runs.expect(slice_, running, now_ms)
         return self._runs.launch(slice_, now_ms) + self._look_ahead(slice_, now_ms)

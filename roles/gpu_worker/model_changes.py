@@ -20,6 +20,7 @@ from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import Registration
 from roles.gpu_worker.slices import HostedSlice, HostedState, SideLoad
 from roles.runtime.core import Send
+from roles.runtime.time_limits import is_looked_at_late
 
 LOAD_LIMIT_MS: Final = 120_000.0  # as long as an agent gives a worker that serves nobody yet
 
@@ -62,7 +63,11 @@ class ModelChanges:
         actions: list[WorkerAction] = []
         for slice_ in self._slices.values():
             load = slice_.side_load
-            if load is not None and load.until_ms <= now_ms:
+            if load is None or load.until_ms > now_ms:
+                continue
+            if is_looked_at_late(load.until_ms, now_ms):
+                slice_.side_load = replace(load, until_ms=now_ms + LOAD_LIMIT_MS)
+            else:
                 reason = f"not loaded within {LOAD_LIMIT_MS / 1e3:g} s"
                 event = ModelLoaded(slice_.spec.slice_id, load.number, None, reason)
                 actions.append(UnloadModel(slice_.spec.slice_id, load.model.model_id))

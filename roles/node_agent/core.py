@@ -75,9 +75,9 @@ from roles.node_agent.slice_reports import SliceReports
 from roles.node_agent.status_requests import StatusRequests
 from roles.node_agent.telemetry import GpuWatch
 from roles.node_agent.wanted import by_process, problem_of, shares_percent
-from roles.node_agent.workers.lifecycle import WorkerState
+from roles.node_agent.workers.lifecycle import Worker, WorkerState
 from roles.node_agent.workers.orphans import Orphans
-from roles.node_agent.workers.processes import Worker, Workers
+from roles.node_agent.workers.processes import Workers
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.loop.sources import CLOSED
 from roles.runtime.peer_checks import Offences
@@ -389,6 +389,9 @@ class NodeAgentCore:
         changed = [slice_id for slice_id, spec in worker.slices.items() if self._wanted.get(slice_id) != spec]
         for slice_id in changed:
             former, wanted = worker.slices.pop(slice_id), self._wanted.get(slice_id)
+            kept = [] if wanted is None else [one.model_id for one in wanted.models if one in former.models]
+            if worker.loading.get(slice_id) not in kept:
+                worker.loading.pop(slice_id, None)  # it is called off
             if wanted is None:
                 continue
             if former.is_same_but_models(wanted):
@@ -463,7 +466,7 @@ class NodeAgentCore:
                     self._liveness.watch(peer, now_ms)
             case Loading(slice_id, model_id):
                 worker = self._worker_at(peer)
-                if slice_id in worker.slices:
+                if worker.hosts(slice_id, model_id):
                     worker.loading.pop(slice_id, None)
                     worker.loading[slice_id] = model_id
             case _:
@@ -567,10 +570,7 @@ class NodeAgentCore:
         if self._lease.tick(now_ms):
             self._tell_schedulers(now_ms)
         self._orphans.tick(now_ms)
-        adopt_until_ms = self._orphans.adopt_until_ms
-        if adopt_until_ms is not None and adopt_until_ms <= now_ms:
-            self._orphans.send_all_away(now_ms)
-            self._settle_orphans(now_ms)
+        self._settle_orphans(now_ms)
         if self._hello_at_ms is not None and self._hello_at_ms <= now_ms:
             self._hello(now_ms)
 

@@ -38,6 +38,7 @@ from roles.node_agent.events import (
 from roles.runtime.exit_codes import EXIT_GUARD_REFUSED
 from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
+from roles.runtime.time_limits import is_looked_at_late
 
 MPS, TIME_SHARING, STARTING = "mps", "time-sharing", "starting"
 
@@ -299,6 +300,9 @@ class Daemons:
             self._start(daemon, now_ms)
             self._actions.append(StartDaemon(daemon.gpu))
             return
+        if daemon.limit_at_ms is not None and is_looked_at_late(daemon.limit_at_ms, now_ms):
+            self._give_time(daemon, now_ms)
+            return
         if daemon.state is DaemonState.STARTING:
             limit_s = self._limits.daemon_start_ms / 1e3
             daemon.reason = f"its MPS daemon did not answer within {limit_s:g} s: {daemon.reason}"
@@ -314,6 +318,9 @@ class Daemons:
 
     def _step(self, daemon: _Daemon, step: DaemonTransition, now_ms: float) -> None:
         daemon.state = NEXT[daemon.state, step]
+        self._give_time(daemon, now_ms)
+
+    def _give_time(self, daemon: _Daemon, now_ms: float) -> None:
         limits_ms = {
             DaemonState.STARTING: self._limits.daemon_start_ms,
             DaemonState.ENDING: self._limits.daemon_end_ms,

@@ -1,4 +1,4 @@
-"""The life of a worker process, as its agent sees it, as a table.
+"""The life of a worker process, as its agent sees it, as a table, and what the agent remembers of one.
 
 ```
  WAITING ──START──▶ STARTING ──GREETED──▶ LOADING ──SETTLED──▶ SERVING
@@ -20,8 +20,13 @@ every state that has a process to WAITING (it is still wanted) or out of the tab
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
+
+from fabric.ids import ModelId, PeerId, SliceId
+from fabric.messages import SliceSpec
+from roles.runtime.restarts import Restarts
 
 
 class WorkerState(Enum):
@@ -84,3 +89,46 @@ ENDING: Final = frozenset(
 
 PROCESSLESS: Final = frozenset({WorkerState.WAITING, WorkerState.ABANDONED})
 """States that a stopping agent need not wait for."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process over all its starts. `slices` are the wanted ones; none: it is to end."""
+
+    worker_id: str
+    slices: dict[SliceId, SliceSpec]
+    restarts: Restarts
+    hello_limit_ms: float
+    """From its start to its first word: twice as long after each start that took longer, until it serves."""
+    state: WorkerState = WorkerState.WAITING
+    limit_at_ms: float | None = None
+    holding: frozenset[SliceId] = frozenset()
+    """Everything the process was started with, wanted or not."""
+    peer: PeerId | None = None
+    end_reason: str = ""
+    is_mps: bool = False
+    is_uprooted: bool = False
+    """It was ended for want of its MPS daemon, which is no failure of its own."""
+    unready_since_ms: float | None = None
+    """The start of a process that has never had everything loaded; None: it has."""
+    loading: dict[SliceId, ModelId] = field(default_factory=dict)
+    """What its process was loading for each slice when it was last heard of, the newest last."""
+    tell_at_ms: float | None = None
+    """When it has to be told again what to host: it may not have heard it."""
+    is_a_models_doing: bool = False
+    """Its end counts for the model (`suspects`), not for the worker."""
+
+    @property
+    def gpu(self) -> int | None:
+        """The real GPU it is on; None: an emulated one, or none."""
+        return next((spec.gpu for spec in self.slices.values() if spec.device == "cuda"), None)
+
+    def hosts(self, slice_id: SliceId, model_id: ModelId) -> bool:
+        """Whether that model should be on that slice."""
+        spec = self.slices.get(slice_id)
+        return spec is not None and any(one.model_id == model_id for one in spec.models)
+
+    @property
+    def is_ending(self) -> bool:
+        """Nothing it says counts any more."""
+        return self.state in ENDING

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan
 from roles.runtime.process_events import Warn
+from roles.runtime.time_limits import is_looked_at_late
 
 
 class Orphans:
@@ -72,7 +73,12 @@ class Orphans:
             self.send_away(worker_id, now_ms)
 
     def tick(self, now_ms: float) -> None:
-        """Who does not even die of SIGKILL in time is stuck in the kernel, and holds nobody up."""
+        """Send away who has not come in time. Who does not even die of SIGKILL in time is stuck in the kernel, and holds nobody up."""
+        if self.adopt_until_ms is not None and self.adopt_until_ms <= now_ms:
+            if is_looked_at_late(self.adopt_until_ms, now_ms):
+                self.adopt_until_ms = now_ms + self._adopt_ms
+            else:
+                self.send_all_away(now_ms)
         for worker_id, until_ms in self._strays.items():
             if until_ms is not None and until_ms <= now_ms:
                 self._strays[worker_id] = None

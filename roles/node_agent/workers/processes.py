@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from fabric.ids import Epoch, Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
 from fabric.messages import AnyMessage, EpochGranted, Host, SliceFailed, SliceSpec, SliceState, Stop
@@ -11,53 +10,16 @@ from roles.node_agent.events import AgentAction, AgentLimits, Kill, Orphan, Reme
 from roles.node_agent.mps.daemons import Daemons
 from roles.node_agent.slice_reports import NOT_BORN, REASON_CHARS_MAX, SliceReports
 from roles.node_agent.workers.end_reasons import how_it_ended, with_last_words
-from roles.node_agent.workers.lifecycle import ENDING, NEXT, PROCESSLESS, WorkerState, WorkerTransition
+from roles.node_agent.workers.lifecycle import NEXT, PROCESSLESS, Worker, WorkerState, WorkerTransition
 from roles.node_agent.workers.suspect_models import STRIKES_MAX, Suspects
 from roles.runtime.core import Send
 from roles.runtime.process_events import Warn
 from roles.runtime.restarts import Restarts
+from roles.runtime.time_limits import is_looked_at_late
 
 HELLO_LIMIT_GROWTH_MAX = 4.0  # on a host too busy for the first limit, who is ended for it would never serve
 TELL_AGAIN_MS = 100.0  # a worker that may not have heard: its queue was full, or its connection broke
 TOLD = (WorkerState.LOADING, WorkerState.SERVING)  # they have heard what to host, and hear of changes
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker process over all its starts. `slices` are the wanted ones; none: it is to end."""
-
-    worker_id: str
-    slices: dict[SliceId, SliceSpec]
-    restarts: Restarts
-    hello_limit_ms: float
-    """From its start to its first word: twice as long after each start that took longer, until it serves."""
-    state: WorkerState = WorkerState.WAITING
-    limit_at_ms: float | None = None
-    holding: frozenset[SliceId] = frozenset()
-    """Everything the process was started with, wanted or not."""
-    peer: PeerId | None = None
-    end_reason: str = ""
-    is_mps: bool = False
-    is_uprooted: bool = False
-    """It was ended for want of its MPS daemon, which is no failure of its own."""
-    unready_since_ms: float | None = None
-    """The start of a process that has never had everything loaded; None: it has."""
-    loading: dict[SliceId, ModelId] = field(default_factory=dict)
-    """What its process was loading for each slice when it was last heard of, the newest last."""
-    tell_at_ms: float | None = None
-    """When it has to be told again what to host: it may not have heard it."""
-    is_a_models_doing: bool = False
-    """Its end counts for the model (`suspects`), not for the worker."""
-
-    @property
-    def gpu(self) -> int | None:
-        """The real GPU it is on; None: an emulated one, or none."""
-        return next((spec.gpu for spec in self.slices.values() if spec.device == "cuda"), None)
-
-    @property
-    def is_ending(self) -> bool:
-        """Nothing it says counts any more."""
-        return self.state in ENDING
 
 
 class Workers:
@@ -176,7 +138,7 @@ class Workers:
             self._step(worker, WorkerTransition.SETTLED, now_ms)
 
     def tell_what_to_host(self, worker: Worker) -> None:
-        """Tell it anew, if it was told before: something of it has changed."""
+        """All of it, each time that something of it has changed; nothing before it has said hello, or once it ends."""
         if worker.state in TOLD:
             slices, left_out = tuple(worker.slices.values()), self._suspects.left_out(worker.slices)
             host = Host(
@@ -293,11 +255,10 @@ class Workers:
         return tuple(spec for spec in others if spec.gpu == worker.gpu)
 
     def _suspect(self, worker: Worker, slice_id: SliceId, model_id: ModelId, now_ms: float) -> None:
-        spec = worker.slices.get(slice_id)
-        if spec is None or worker.is_a_models_doing or all(one.model_id != model_id for one in spec.models):
+        if worker.is_a_models_doing or not worker.hosts(slice_id, model_id):
             return
         worker.is_a_models_doing = True
-        times = self._suspects.note(spec, model_id, worker.end_reason, now_ms)
+        times = self._suspects.note(worker.slices[slice_id], model_id, worker.end_reason, now_ms)
         self._actions.append(
             Warn(
                 f"model_suspected slice={slice_id} model={model_id} times={times} of={STRIKES_MAX}"
@@ -340,14 +301,17 @@ class Workers:
             if worker.tell_at_ms is not None and worker.tell_at_ms <= now_ms:
                 worker.tell_at_ms = None
                 self.tell_what_to_host(worker)
-            is_due = worker.limit_at_ms is not None and worker.limit_at_ms <= now_ms
-            if is_due and not self._is_held(worker):
+            limit_at_ms = worker.limit_at_ms
+            if limit_at_ms is None or limit_at_ms > now_ms or self._is_held(worker):
+                continue
+            if worker.state is WorkerState.WAITING:
+                self._spawn(worker, now_ms)
+            elif is_looked_at_late(limit_at_ms, now_ms):
+                self._give_time(worker, now_ms)
+            else:
                 self._on_overdue(worker, now_ms)
 
     def _on_overdue(self, worker: Worker, now_ms: float) -> None:
-        if worker.state is WorkerState.WAITING:
-            self._spawn(worker, now_ms)
-            return
         former = worker.state
         self._step(worker, WorkerTransition.OVERDUE, now_ms)
         match worker.state:
@@ -383,6 +347,9 @@ class Workers:
 
     def _step(self, worker: Worker, step: WorkerTransition, now_ms: float) -> None:
         worker.state = NEXT[worker.state, step]
+        self._give_time(worker, now_ms)
+
+    def _give_time(self, worker: Worker, now_ms: float) -> None:
         limit_ms = self._limit_ms.get(worker.state)
         if worker.state is WorkerState.STARTING:
             limit_ms = worker.hello_limit_ms

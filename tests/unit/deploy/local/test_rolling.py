@@ -407,3 +407,19 @@ def test_health_is_what_a_role_says_of_itself() -> None:
     standing = SchedulerStanding("standby", 16, 0, 3, 0, ())
     assert health_of(replace(status, standing=standing)) == Health(True, 1, 2, "standby")
     assert health_of(StatusListed("frontend-0", 1, (), (), {"is_ready": 0.0})) == Health(False, 0, 0)
+
+
+def test_a_restart_goes_on_after_its_supervisor_was_stopped_itself() -> None:
+    up = Up()
+    up.ask(RestartRoles(7))
+    for role_id in ORDER:
+        up.now_ms += 1_000_000.0
+        up.feed(Tick())  # what the role says is there, and is read next
+        assert TerminateRole(role_id) in up.feed(RoleReported(role_id, WELL))
+        up.feed(ProcessExited(role_id, 0, ""))
+        up.feed(RoleServes(role_id))
+        up.now_ms += 1_000_000.0
+        up.feed(Tick())
+        up.feed(RoleReported(role_id, WELL))
+        up.wait(REST_MS)
+    assert up.answers == [Changed(7, "ok", started=4)]

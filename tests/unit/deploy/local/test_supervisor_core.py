@@ -263,3 +263,18 @@ def test_the_first_reason_to_end_is_the_one_that_is_told() -> None:
     up.exit(AGENT, -9)
     up.exit(SCHEDULER, 1)
     assert up.core.outcome == SupervisorOutcome(0, "")
+
+
+def test_who_was_stopped_itself_hears_what_came_meanwhile_before_it_ends_anybody() -> None:
+    up = Up()
+    up.feed(RoleServes(SCHEDULER))
+    up.now_ms += 1_000_000.0
+    for role_id in (AGENT, FRONTEND):
+        assert up.feed(RoleServes(role_id)) == []
+        assert up.feed(Tick()) == []
+    assert up.feed(Settled()) == [Announce()]
+    up.feed(StopAsked())
+    up.now_ms += 1_000_000.0
+    assert up.feed(Tick()) == []
+    up.until(up.now_ms + 60_000.0)
+    assert up.core.outcome == SupervisorOutcome(0, ""), "and from then on judges as ever"

@@ -160,6 +160,15 @@ def test_a_model_that_is_not_loaded_in_time_is_left_out_and_the_next_one_loaded(
     assert hosts(core.handle(ModelLoaded(SLICE, 2, replica("c")), 3.0 + LOAD_LIMIT_MS)) == [["a", "c"]]
 
 
+def test_a_worker_that_was_stopped_itself_gives_a_load_its_time_anew() -> None:
+    core = serving_core(hosting("a"))
+    core.handle(host(hosting("a", "b")), 1.0)
+    late_ms = 1_000.0 + LOAD_LIMIT_MS
+    assert core.handle(Tick(), late_ms) == []
+    assert core.wake_at_ms == late_ms + LOAD_LIMIT_MS
+    assert hosts(core.handle(ModelLoaded(SLICE, 1, replica("b")), late_ms)) == [["a", "b"]]
+
+
 def test_a_load_that_nobody_wants_any_more_is_given_up() -> None:
     core = serving_core(hosting("a"))
     core.handle(host(hosting("a", "b")), 1.0)

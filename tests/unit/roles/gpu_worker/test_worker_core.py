@@ -133,6 +133,16 @@ def test_a_worker_whose_agent_never_answers_ends() -> None:
     assert core.wake_at_ms is None
 
 
+def test_a_worker_that_was_stopped_itself_waits_for_its_agent_anew() -> None:
+    core = worker_core()
+    core.handle(Tick(), 5.0)
+    late_ms = 1_000.0 + HELLO_FOR_MS
+    assert sent(WorkerHello, core.handle(Tick(), late_ms))
+    assert sent(WorkerHello, core.handle(Tick(), late_ms + HELLO_EVERY_MS))
+    (end,) = core.handle(Tick(), late_ms + HELLO_FOR_MS)
+    assert isinstance(end, End)
+
+
 def test_a_slice_is_announced_to_both_when_it_is_warm() -> None:
     core = worker_core()
     spec = slice_spec()

@@ -478,3 +478,18 @@ def test_a_late_answer_of_a_daemon_that_has_ended_says_nothing_of_the_next_one(p
     assert agent.sharing(0).mode == "starting"
     assert len(spawned(agent.checked(0, "", 12))) == 1
     assert agent.sharing(0) == GpuSharing(0, "mps")
+
+
+def test_an_agent_that_was_stopped_itself_gives_orphans_and_daemons_their_time_anew() -> None:
+    agent = Agent(orphans=[ORPHAN])
+    agent.now_ms += 1_000_000.0
+    assert not [one for one in agent.feed(Tick()) if isinstance(one, Kill)]
+    assert hellos(agent.feed(hello("old", 77, spec("x"))))
+    assert not [one for one in agent.feed(Tick()) if isinstance(one, Kill)]
+    agent.up()
+    assert agent.sharing().mode == "mps"
+    agent = Agent(orphans=[ORPHAN])
+    agent.now_ms += 1_000_000.0
+    agent.feed(Tick())
+    killed = [one.worker_id for one in agent.until(agent.now_ms + 20_000.0) if isinstance(one, Kill)]
+    assert killed == ["worker-a-7", "mps-a-0", "mps-a-1"], "from then on they are judged as ever"

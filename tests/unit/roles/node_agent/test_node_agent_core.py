@@ -1060,3 +1060,47 @@ def test_another_process_under_a_workers_name_is_sent_away_and_the_worker_is_gre
     assert host.feed(StrangerGreeted(stranger)) == [Send(stranger, Stop(0.0))]
     assert [one for one, _ in sent(host.greet(started.worker_id))] == [peer(started.worker_id)]
     assert host.feed(StrangerGreeted(peer(started.worker_id))) == [], "it is ours, whatever it calls itself"
+
+
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_an_agent_that_was_stopped_itself_hears_what_came_meanwhile_before_it_ends_anybody(
+    is_loading: bool,
+) -> None:
+    """A frozen container, a suspended host: the words of all wait, and each is followed by a look at the time."""
+    host = Agent()
+    workers = [one.worker_id for one in spawns(host.want(spec("x"), spec("y", gpu=1)))]
+    for worker_id in workers:
+        if is_loading:
+            host.greet(worker_id)
+    host.now_ms += 1_000_000.0
+    for worker_id, slice_id in zip(workers, "xy", strict=True):
+        done = [*(host.ready(worker_id, slice_id) if is_loading else host.greet(worker_id))]
+        done += host.feed(Tick())
+        assert not [one for one in done if isinstance(one, Kill | Warn)]
+    if not is_loading:
+        assert [Kill(worker_id) for worker_id in workers] == [
+            one for one in host.until(host.now_ms + LIMITS.load_ms) if isinstance(one, Kill)
+        ], "from then on they are judged as ever"
+
+
+@pytest.mark.parametrize("wanted", [("m",), ("m", "n")], ids=["gone", "specified otherwise"])
+def test_a_load_that_was_called_off_is_blamed_for_no_end(wanted: tuple[str, ...]) -> None:
+    """But the one that went on beside it is."""
+    host = Agent("emulated")
+    x, y = (replace(hosting(name, "m", "n"), device="emulated") for name in "xy")
+    (started,) = host.serve(x, y)
+    for slice_id in "yx":
+        host.hear(started.worker_id, Loading(SliceId(slice_id), ModelId("n")))
+    host.want(replace(hosting("x", *wanted, slo_ms=50.0), device="emulated"), y)
+    warned = [one.text for one in host.exit(started.worker_id) if isinstance(one, Warn)]
+    assert [text.split()[:3] for text in warned] == [["model_suspected", "slice=y", "model=n"]]
+
+
+def test_a_load_of_which_the_word_comes_when_it_is_called_off_is_blamed_for_nothing() -> None:
+    host = Agent("emulated")
+    x, y = (replace(hosting(name, "m", "n"), device="emulated") for name in "xy")
+    (started,) = host.serve(x, y)
+    host.hear(started.worker_id, Loading(SliceId("y"), ModelId("n")))
+    host.want(replace(hosting("x", "m"), device="emulated"), y)
+    host.hear(started.worker_id, Loading(SliceId("x"), ModelId("n")))
+    assert [one for one in host.exit(started.worker_id) if isinstance(one, Warn)]
