@@ -17,7 +17,7 @@ from typing import IO
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
 from roles.runtime.defects import SUFFIX
-from roles.runtime.process import child_environment
+from roles.runtime.process import child_environment, module_command
 from roles.runtime.run_directory import UP_STOP_LIMIT_MS
 
 START_LIMIT_MS = 150_000.0  # torch alone takes seconds to import on a cold disk
@@ -45,10 +45,7 @@ def temporary_cluster(config: Path, flags: Sequence[str] = ()) -> Iterator[Tempo
         run_dir = Path(directory)
         with (run_dir / "up.err").open("wb") as errors:
             process = subprocess.Popen(  # noqa: S603  our own command
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
+                module_command(
                     "roles.cli",
                     "up",
                     str(config.absolute()),
@@ -56,7 +53,7 @@ def temporary_cluster(config: Path, flags: Sequence[str] = ()) -> Iterator[Tempo
                     "--run-dir",
                     directory,
                     *flags,
-                ],
+                ),
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=child_environment(),

@@ -73,7 +73,7 @@ def _torchvision() -> Iterator[Finding]:
 
 def _import_problem(module: str) -> str | None:
     """What importing it raises, asked of a process of its own; None: nothing."""
-    command = [sys.executable, "-c", f"import {module}"]
+    command = [sys.executable, "-P", "-c", f"import {module}"]
     try:
         ended = subprocess.run(  # noqa: S603  the command line is ours, and no shell reads it
             command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False

@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -26,7 +25,7 @@ from urllib.parse import parse_qs
 
 from fabric.clock import Clock
 from fabric.errors import InvalidInput, Overloaded
-from roles.runtime.process import child_environment
+from roles.runtime.process import child_environment, module_command
 
 LIMIT_MS: Final = 180_000.0
 MEMORY_BYTES_MAX: Final = 4 << 30
@@ -175,7 +174,7 @@ class Questions:
             try:
                 said, complaint = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
                 process = subprocess.Popen(  # noqa: S603  our own command
-                    [sys.executable, "-P", "-m", "roles.cli", command, *self._where, *flags],
+                    module_command("roles.cli", command, *self._where, *flags),
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=complaint,

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 from msgspec.structs import asdict
@@ -35,6 +36,7 @@ from roles.runtime.process import die_with_parent
 def main() -> int:
     """Serve one request from stdin; the exit code says whether it was served."""
     die_with_parent()
+    sys.path.append(str(Path.cwd()))  # users' models, as for a worker
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a model prints must not end up among the answers
     try:

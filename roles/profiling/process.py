@@ -6,7 +6,6 @@ import contextlib
 import json
 import select
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import IO, Any, Self
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec
-from roles.runtime.process import child_environment
+from roles.runtime.process import child_environment, module_command
 
 END_WITHIN_S = 5.0
 READ_BYTES = 1 << 16
@@ -68,8 +67,8 @@ class MeasuringProcess:
 
     def __enter__(self) -> Self:
         self._stderr = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "roles.profiling.child"],
+        self._process = subprocess.Popen(  # noqa: S603  our own command
+            module_command("roles.profiling.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

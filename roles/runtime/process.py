@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -112,6 +113,15 @@ def end_by_force(child: subprocess.Popen[bytes]) -> int:
 def child_environment(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a child that must die with this process. `inherited`: other than all of ours."""
     return {**(os.environ if inherited is None else inherited), PARENT_VARIABLE: str(os.getpid())}
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command line that runs a module of ours.
+
+    Not one of its name in the current directory (-P), which may be a user's, or one where anybody may write. A child does not inherit that.
+    Who loads users' modules appends the directory to `sys.path` itself, behind all that is installed.
+    """
+    return (sys.executable, "-P", "-m", module, *arguments)
 
 
 class StopSignal:

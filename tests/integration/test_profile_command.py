@@ -150,6 +150,23 @@ def test_answers_have_the_size_in_which_a_worker_copies_them(tmp_path: Path) -> 
     assert read_measured(path).feedback_bytes == 4
 
 
+def test_a_model_in_the_current_directory_is_found_and_modules_of_our_names_there_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fabric.py").write_text("raise SystemExit('another one')")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Mine:\n"
+        "    def load(self, device): pass\n"
+        "    def infer(self, batch): return {'y': batch['x'] + 1}\n"
+        "    def example(self): return {'x': torch.zeros(2)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, output, _ = run("mine:Mine", "--batches", "1", "--out", "m.json")
+    assert code == 0, output
+    assert [point.batch_size for point in read_measured(tmp_path / "m.json").points] == [1]
+
+
 def test_a_model_that_hangs_is_ended_in_bounded_time() -> None:
     request = MeasuringRequest(LoaderSpec(python=f"{MODELS}:HangsInLoad"), "cpu", (1,), limit_ms=500.0)
     process = MeasuringProcess(request, {})

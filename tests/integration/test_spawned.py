@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +40,28 @@ def test_an_interrupted_command_does_not_wait_for_what_its_children_play() -> No
         play_until_interrupted()
     assert CLOCK.now_ms() - began_ms < 120_000.0
     assert multiprocessing.active_children() == []
+
+
+def test_a_module_of_pythons_name_in_the_current_directory_is_not_run(tmp_path: Path) -> None:
+    """A command is a script elsewhere, and looks there for nothing; its children are `python -c`."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "multiprocessing.py").write_text("raise SystemExit('another one')")
+    script = tmp_path / "command.py"
+    script.write_text(
+        "import os\n"
+        "from roles.lab.parallel import executor_of\n"
+        "if __name__ == '__main__':\n"
+        "    with executor_of(1) as (pool, _):\n"
+        "        print(pool.submit(os.getcwd).result(60))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path / "here",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == (f"{tmp_path / 'here'}\n", "")

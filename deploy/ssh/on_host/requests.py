@@ -84,10 +84,11 @@ def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     shutil.rmtree(folder, ignore_errors=True)
     say("makes an environment")
-    run([sys.executable, "-m", "venv", str(folder)], INSTALL_LIMIT_S)
+    run([sys.executable, "-P", "-m", "venv", str(folder)], INSTALL_LIMIT_S)
     say("installs")
     pip = [
         str(folder / "bin/python"),
+        "-P",
         "-m",
         "pip",
         "--disable-pip-version-check",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -30,9 +29,9 @@ from fabric.messages import AnyMessage, GlueAsked, GlueMade, GluePart
 from roles.applications.served import GlueSpec
 from roles.frontend.graphs.edges import Answers, checked_count
 from roles.runtime.message_pipe import Ended, MessagePipe, TooSlow
-from roles.runtime.process import child_environment, end_by_force
+from roles.runtime.process import child_environment, end_by_force, module_command
 
-COMMAND: Final = (sys.executable, "-P", "-m", "roles.frontend.graphs.glue_process")
+COMMAND: Final = module_command("roles.frontend.graphs.glue_process")
 JOBS_MAX: Final = 256
 """Of one application that wait or run; a quarter of a second of work at a millisecond each."""
 START_LIMIT_MS: Final = 60_000.0  # to import what users import

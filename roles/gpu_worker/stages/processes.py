@@ -7,7 +7,6 @@ to it until then waits in the socket.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from fabric.transport import ZMQ, PushLink, Transport
 from roles.gpu_worker.stages.later_stages import StageGone, StageSaid, meeting_of
 from roles.gpu_worker.stages.process import ONE_START
 from roles.runtime.children import Processes
+from roles.runtime.process import module_command
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 LAST_CHARS: Final = 300
@@ -49,12 +49,11 @@ class StageProcesses:
         for stage in range(1, stages):
             self._push.know(_peer(stage), ONE_START, [addresses[stage]])
             name = f"{self._worker_id}.{stage}"
-            command = [sys.executable, "-P", "-m", "roles.gpu_worker.stages", name, str(stage)]
-            command += [str(self._run_dir), str(self._threads)]
             # What a rank gives goes back to the worker, as if all before it were that one.
-            command += [addresses[0]] * stage + [addresses[stage]] if is_gang else addresses
+            known = [addresses[0]] * stage + [addresses[stage]] if is_gang else addresses
+            words = (name, str(stage), str(self._run_dir), str(self._threads), *known)
             environment = {VISIBLE: seen[stage]} if len(seen) >= stages else {}
-            self._processes.spawn(name, command, environment)
+            self._processes.spawn(name, module_command("roles.gpu_worker.stages", *words), environment)
 
     def send(self, stage: int, message: AnyMessage, tensors: Sequence[NamedTensor] = ()) -> bool:
         """See `LaterStages`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -17,10 +16,10 @@ from fabric.messages import PlanAsked, PlanMade
 from roles.runtime.core import PLANNER, Heard
 from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.mailbox import Mailbox
-from roles.runtime.process import child_environment, end_by_force
+from roles.runtime.process import child_environment, end_by_force, module_command
 
 LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
-PLAN_COMMAND = (sys.executable, "-m", "roles.scheduler.planning.plan_process")
+PLAN_COMMAND = module_command("roles.scheduler.planning.plan_process")
 _WORDS_MAX = 300
 _READ_BYTES = 65_536
 _WORDS_WITHIN_S = 1.0  # a process that the child left behind may hold its stderr open

@@ -7,7 +7,6 @@ Python does. A process that does not answer in time is ended, and the next quest
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -18,10 +17,10 @@ from fabric.messages import RehearsalAsked, RehearsalMade
 from roles.runtime.core import REHEARSER, Heard
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.message_pipe import Ended, MessagePipe, TooSlow
-from roles.runtime.process import child_environment, end_by_force, log
+from roles.runtime.process import child_environment, end_by_force, log, module_command
 
 LIMIT_S = 30.0  # a rehearsal takes a second of a core; idle priority may have to wait for one
-REHEARSAL_COMMAND = (sys.executable, "-m", "roles.scheduler.rehearsing.rehearsal_process")
+REHEARSAL_COMMAND = module_command("roles.scheduler.rehearsing.rehearsal_process")
 
 
 class RehearsalLauncher(Mailbox[Heard]):
