@@ -11,6 +11,7 @@ import click
 
 from deploy.local.detached import start_detached, stop_running
 from deploy.local.events import RolePlan, SupervisorOutcome
+from deploy.local.kept_up_file import KeptUpFile
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
@@ -44,7 +45,6 @@ from roles.runtime.run_directory import (
     claim,
     is_claimed,
     runs_already,
-    write_up_file,
 )
 from roles.runtime.running_cluster import processes_in
 
@@ -158,7 +158,7 @@ def _run(
     try:
         with private_files():
             write_whole(copy, said)
-        write_up_file(path, UpFile(os.getpid(), is_ready=False, endpoints={}))
+        up_file = KeptUpFile(path)
     except OSError as error:
         raise FabricError(f"cannot write in the run directory {path}: {error.strerror}") from error
 
@@ -170,19 +170,15 @@ def _run(
         warnings += map(unplaced_line, started.unplaced)
         if not any(one.models for one in started.slices):
             warnings.append("no model is served: none found a place")
-        up_file = UpFile(os.getpid(), True, started.endpoints, problems, warnings)
-        # A full disk, or nobody who reads any more: what serves goes on serving.
+        up_file.say(UpFile(os.getpid(), True, started.endpoints, problems, warnings))
         try:
-            write_up_file(path, up_file)
-        except OSError as error:
-            log.error("start_not_written_down path=%s reason=%r", path, error.strerror)
-        try:
-            _show_start(up_file, started.slices, path, as_json=as_json)
-        except OSError as error:
+            _show_start(up_file.said, started.slices, path, as_json=as_json)
+        except OSError as error:  # nobody who reads any more: what serves goes on serving
             log.warning("start_not_shown reason=%r", error.strerror)
             speak_to_nobody()
 
-    return supervise(_plans(file, said, path, together), path, stop, on_started), problems
+    plans = _plans(file, said, path, together)
+    return supervise(plans, path, stop, up_file, on_started), problems
 
 
 def _copy_of(file: Path | None, path: Path) -> Path:

@@ -8,22 +8,23 @@ import re
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
+from roles.node_agent.left_behind import end_what_agents_left
 from roles.runtime.exit_codes import EXIT_CONFIG
 from roles.runtime.identities import ProcessIdentity, open_handle
+from roles.runtime.process import module_command
 from roles.runtime.process_events import explaining_lines
 from roles.runtime.run_directory import (
     LOG_FILE,
+    UP_FILE,
     UP_STOP_LIMIT_MS,
     UpFile,
     claim,
-    give_back,
     is_at,
     is_claimed,
     read_up_file,
@@ -48,8 +49,7 @@ def stop_running(run_dir: Path) -> None:
             return
         _send(handle, signal.SIGTERM)
         if _has_ended(handle, UP_STOP_LIMIT_MS):
-            if run_dir.is_dir():  # a second signal ends it without tidying up
-                _clear(run_dir)
+            _clear(run_dir)  # a second signal ends it without tidying up
             return
         _send(handle, signal.SIGKILL)
         if not _has_ended(handle, KILL_LIMIT_MS):
@@ -90,7 +90,8 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
     try:
         up_file = _start([*arguments, *flags], run_dir, lock)
     except BaseException:
-        give_back(run_dir, lock, is_removed=is_removed)
+        os.close(lock)  # a cluster that does not even die of SIGKILL holds it on
+        _clear(run_dir, is_removed=is_removed)
         raise
     os.close(lock)  # from here on it is the cluster's alone
     return up_file
@@ -99,6 +100,7 @@ def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool)
 def _start(arguments: Sequence[str], run_dir: Path, lock: int) -> UpFile:
     path = run_dir / LOG_FILE
     try:
+        (run_dir / UP_FILE).unlink(missing_ok=True)  # of a killed cluster, whose pid the next one may have
         path.unlink(missing_ok=True)
         opened = path.open("ab+")  # all append, so that it can be cut while they write
     except OSError as error:
@@ -114,7 +116,7 @@ def _start(arguments: Sequence[str], run_dir: Path, lock: int) -> UpFile:
 
 def _run(arguments: Sequence[str], run_dir: Path, lock: int, log: IO[bytes]) -> UpFile:
     process = subprocess.Popen(  # noqa: S603  the command line is ours, and no shell reads it
-        [sys.executable, "-P", "-m", "roles.cli", "up", *arguments],
+        module_command("roles.cli", "up", *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=log,
@@ -124,15 +126,24 @@ def _run(arguments: Sequence[str], run_dir: Path, lock: int, log: IO[bytes]) -> 
     try:
         up_file = _until_ready(process, run_dir)
     except BaseException:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(UP_STOP_LIMIT_MS / 1e3)
-        process.kill()
+        _end(process)
         raise
     if up_file is None:
         raise _why_it_ended(log, process.returncode)
     process.returncode = 0  # it lives on without us: nothing to warn of when this handle goes
     return up_file
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In order; by force where that takes too long, or somebody presses Ctrl-C again."""
+    process.terminate()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(UP_STOP_LIMIT_MS / 1e3)
+    finally:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_LIMIT_MS / 1e3)
 
 
 def _why_it_ended(log: IO[bytes], code: int) -> FabricError:
@@ -183,11 +194,16 @@ def _has_ended(handle: int, limit_ms: float) -> bool:
     return bool(select.select([handle], [], [], limit_ms / 1e3)[0])
 
 
-def _clear(run_dir: Path) -> None:
-    """After a hard end: its children die with it, each as soon as the kernel gets to it."""
+def _clear(run_dir: Path, *, is_removed: bool = False) -> None:
+    """After a hard end: its children die with it, each as soon as the kernel gets to it, but for workers that may outlive their agent."""
+    if not run_dir.is_dir():
+        return
     clock = MonotonicClock()
     until_ms = clock.now_ms() + KILL_LIMIT_MS
     while any(process.alive for process in processes_in(run_dir)) and clock.now_ms() < until_ms:
         select.select([], [], [], _LOOK_EVERY_S)
-    with contextlib.suppress(FabricError), claim(run_dir):  # else it is another one's by now
-        pass
+    with (
+        contextlib.suppress(FabricError),
+        claim(run_dir, is_removed=is_removed),
+    ):  # else it is another one's by now
+        end_what_agents_left(run_dir)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from deploy.local.events import RolePlan
 from fabric.ids import PAGE_ID, frontend_id, gateway_id, role_id_of_node, scheduler_id
 from roles.config.cluster import ClusterConfig
+from roles.runtime.process import module_command
 
 CORES_APART = 4  # client, frontend, scheduler, worker
-# An agent gives its workers 2 s by message, 2 s by SIGTERM and 2 s by SIGKILL, then its MPS daemons 8 s and 2 s
-# (`AgentLimits`); more is stuck, and what is left of MPS ends by itself.
+# An agent's slices drain for 150 ms; then its workers have 2.5 s by message, 2 s by SIGTERM and 2 s by SIGKILL, and before each
+# signal 5 s to leave a GPU that is shared through MPS; then its MPS daemons 8 s and 2 s (`AgentLimits`). More is stuck.
 # A frontend answers what it has for at most 5 s (`DRAIN_MS_MAX`).
-FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 16_500.0, 2_000.0
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 27_000.0, 2_000.0
 PAGE_STOP_MS = 6_000.0  # it may be looking at roles that end
 GATEWAY_STOP_MS = 6_000.0  # likewise, and what its clients have sent when they could not know
 
@@ -35,7 +35,7 @@ def role_plans(
     `copy`: of what the file says, for roles that start when that has been moved or changed. `is_together`: the first frontend
     runs in the scheduler's process.
     """
-    tenuto = (sys.executable, "-P", "-m", "roles.cli")  # -P: a user's deploy.py beside the file is not ours
+    tenuto = module_command("roles.cli")
     common = (str(config_path.absolute()), "--here", "--copy", str(copy), "--run-dir", str(run_dir))
     beside = ("--with-frontend",) if is_together else ()
     schedulers = [

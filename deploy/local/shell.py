@@ -24,12 +24,13 @@ from deploy.local.events import (
     SupervisorOutcome,
     TerminateRole,
 )
+from deploy.local.kept_up_file import KeptUpFile
 from deploy.local.log_limit import LogLimit
 from deploy.local.operator_link import RoleHealth, operator_link, operator_source
 from fabric.clock import MonotonicClock
-from fabric.errors import ConfigError
 from fabric.ids import OPERATOR, SCHEDULER_PREFIX, new_incarnation, peer_id
 from fabric.messages import ModelWarning, SliceReport, SliceState, StatusAsked, StatusListed, UnplacedInfo
+from roles.node_agent.left_behind import end_what_agents_left
 from roles.runtime.children import Processes
 from roles.runtime.core import Heard
 from roles.runtime.defects import DefectReport
@@ -38,7 +39,7 @@ from roles.runtime.loop.local_scheduler import LocalScheduler
 from roles.runtime.loop.sources import SourceOver, TimedSource
 from roles.runtime.process import StopSignal, read_run_file, remove_file
 from roles.runtime.process_events import Warn
-from roles.runtime.run_directory import read_up_file, run_files, write_up_file
+from roles.runtime.run_directory import run_files
 from roles.runtime.running_cluster import endpoints_in, is_active, shards_of
 from roles.runtime.shard_reports import merged, shard_of
 
@@ -59,13 +60,17 @@ class Started(Struct, frozen=True):
 
 
 def supervise(
-    plans: Sequence[RolePlan], run_dir: Path, stop: StopSignal, on_started: Callable[[Started], None]
+    plans: Sequence[RolePlan],
+    run_dir: Path,
+    stop: StopSignal,
+    up_file: KeptUpFile,
+    on_started: Callable[[Started], None],
 ) -> SupervisorOutcome:
     """Run these roles until told to stop or one cannot be kept running; nothing of them is left then.
 
     `on_started` is called once, when every role that is wanted serves and every slice is ready or has failed.
     """
-    supervisor = _Supervisor(plans, run_dir, stop, on_started)
+    supervisor = _Supervisor(plans, run_dir, stop, up_file, on_started)
     try:
         return supervisor.run()
     finally:
@@ -96,7 +101,7 @@ class RunFileWatch(TimedSource[RoleServes]):
         self._look_at_ms = 0.0
 
     def begins(self, role_id: str) -> Sequence[str]:
-        """Its next process is started now: flags with which it listens where clients know it; none after one that never served."""
+        """Its next process is started now: flags by which that listens where the one before it did, as clients know it; none where that one never served."""
         self._told.discard(role_id)
         return self._flags.pop(role_id, ())
 
@@ -212,10 +217,12 @@ class _Supervisor:
         plans: Sequence[RolePlan],
         run_dir: Path,
         stop: StopSignal,
+        up_file: KeptUpFile,
         on_started: Callable[[Started], None],
     ) -> None:
         clock = MonotonicClock()
         self._run_dir = run_dir
+        self._up_file = up_file
         self._on_started = on_started
         self._processes = Processes()
         own = peer_id(OPERATOR, new_incarnation())
@@ -236,6 +243,7 @@ class _Supervisor:
                 *self._readiness,
                 operator_source(self._operators, self._status),
                 self._health,
+                up_file,
                 LogLimit(run_dir),
             ],
             self._perform,
@@ -245,6 +253,7 @@ class _Supervisor:
     def run(self) -> SupervisorOutcome:
         self._driver.run(lambda: self._core.outcome is not None)
         assert self._core.outcome is not None, "that is what ended the loop"
+        end_what_agents_left(self._run_dir)
         return self._core.outcome
 
     def _status(self) -> StatusListed:
@@ -284,12 +293,7 @@ class _Supervisor:
 
     def _note_drained(self) -> None:
         """Which roles are kept down, for `tenuto status`."""
-        try:
-            up_file = read_up_file(self._run_dir)
-            if up_file is not None and tuple(up_file.drained) != self._core.drained:
-                write_up_file(self._run_dir, replace(up_file, drained=self._core.drained))
-        except (OSError, ConfigError) as error:
-            log.warning("drained_roles_not_written_down reason=%r", str(error))
+        self._up_file.say(replace(self._up_file.said, drained=self._core.drained))
 
     def _forget_run_files(self, role_id: str) -> None:
         """A killed process leaves its run files; its successor's names must not stand beside a dead pid."""

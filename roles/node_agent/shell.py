@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -67,6 +66,7 @@ from roles.runtime.process import (
     RunFile,
     StopSignal,
     log_offences,
+    module_command,
     remove_run_file,
     write_run_file,
 )
@@ -75,9 +75,9 @@ from roles.runtime.process_events import ProcessExited, Warn
 log = logging.getLogger("tenuto")
 
 
-def worker_command(address: str, worker_id: str, run_dir: Path) -> list[str]:
+def worker_command(address: str, worker_id: str, run_dir: Path) -> Sequence[str]:
     """How a worker is started."""
-    return [sys.executable, "-P", "-m", "roles.gpu_worker", address, worker_id, str(run_dir)]
+    return module_command("roles.gpu_worker", address, worker_id, str(run_dir))
 
 
 class AgentOptions(Struct, frozen=True):
@@ -131,6 +131,7 @@ class _Agent:
         own = identity_of(os.getpid())
         assert own is not None, "we are alive"
         self._own = own
+        self._stop = stop
         self._nvml = open_nvml(node)
         gpus = discover(node, self._nvml)
         self._gpus = [gpu.gpu for gpu in gpus]
@@ -210,6 +211,8 @@ class _Agent:
     def close(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
+        if self._outlive_ms and not self._stop.is_set:  # it ends out of order: the next one adopts what lives
+            self._processes.release_all()
         self._sharing.release(self._processes)
         self._processes.close()
         self._driver.close()

@@ -113,6 +113,11 @@ class Processes:
                 child.process.returncode = 0  # nothing to warn of when this handle goes
             self._forget(child)
 
+    def release_all(self) -> None:
+        """Watch nobody any longer."""
+        for name in list(self._by_name):
+            self.release(name)
+
     def terminate(self, name: str) -> None:
         """SIGTERM; nothing if it is gone."""
         if name in self._by_name:
@@ -129,7 +134,7 @@ class Processes:
         return None if child is None else child.pid
 
     def close(self) -> None:
-        """Kill and reap whatever is left, at most a second each, and give the descriptors back."""
+        """Kill whatever is left, adopted processes too, wait for each at most a second, and give the descriptors back."""
         for child in list(self._by_name.values()):
             child.signal(signal.SIGKILL)
         for child in list(self._by_name.values()):

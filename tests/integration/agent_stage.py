@@ -51,10 +51,19 @@ class Stage:
         self.open_scheduler("one")
         self.start_agent()
 
+    @property
+    def command(self) -> list[str]:
+        """How the agent is started."""
+        return [sys.executable, str(AGENT_SCRIPT), str(self.run_dir), json.dumps(self.options)]
+
+    @property
+    def child_environment(self) -> dict[str, str]:
+        """The agent's."""
+        return child_environment() | self.environment
+
     def start_agent(self) -> None:
         self.hellos.clear()
-        command = [sys.executable, str(AGENT_SCRIPT), str(self.run_dir), json.dumps(self.options)]
-        self.agent = subprocess.Popen(command, env=child_environment() | self.environment)
+        self.agent = subprocess.Popen(self.command, env=self.child_environment)
         until(self.heard_hello, what="a hello")
 
     def kill_agent(self) -> None:

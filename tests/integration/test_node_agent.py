@@ -5,6 +5,7 @@ import os
 import random
 import select
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from roles.runtime.identities import read_record
 from roles.runtime.process import read_run_file
 from tests.integration.agent_stage import Stage
 from tests.integration.proc import CLOCK, until, zombies_of
+from tests.scarcity import full_disk
 
 
 def spec(name: str, how: str = "serve", gpu: int = 0) -> SliceSpec:
@@ -189,6 +191,28 @@ def test_workers_that_outlive_their_agent_are_adopted_by_the_next_one(make_stage
     assert stage.agent.wait(30) == 0
     until(lambda: not stage.workers(), what="its end")
     assert not list(stage.run_dir.glob("workers-*"))
+
+
+def test_an_agent_that_cannot_say_that_it_is_there_leaves_the_workers_to_the_next_one(
+    make_stage: StageMaker,
+) -> None:
+    stage = make_stage(OUTLIVING)
+    stage.want(emulated("x"))
+    stage.until_state("x", "ready")
+    (worker,) = stage.workers()
+    incarnation = stage.incarnation("x")
+    stage.kill_agent()
+    with full_disk():
+        failed = subprocess.run(
+            stage.command, env=stage.child_environment, capture_output=True, timeout=60, check=False
+        )
+    assert b"cannot write the run file" in failed.stderr
+    assert stage.workers() == [worker]
+    stage.changes.clear()
+    stage.start_agent()
+    stage.until_state("x", "ready")
+    assert stage.incarnation("x") == incarnation
+    assert stage.workers() == [worker]
 
 
 def test_an_adopted_worker_that_is_killed_is_seen_and_replaced(make_stage: StageMaker) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -81,6 +82,9 @@ class Home:
 
     def processes(self) -> dict[int, str]:
         return processes_naming(str(self.path))
+
+    def agents(self) -> set[int]:
+        return {pid for pid, command in self.processes().items() if " node-agent " in command}
 
     def pid(self, role_id: str) -> int | None:
         run_file = read_run_file(self.path / f"{role_id}.json") if self.path.exists() else None
@@ -181,6 +185,26 @@ def test_a_supervisor_killed_hard_takes_everything_with_it_and_the_next_one_clea
     infer(started["endpoints"]["client"])
     process.terminate()
     assert process.wait(STOP_MS / 1e3) == 0
+
+
+def test_a_stop_while_an_agent_starts_again_leaves_none_of_the_workers_that_outlived_the_last_one(
+    home: Home,
+) -> None:
+    nodes = "nodes: [{host: local, gpus: 1, device: emulated, workers_outlive_agent: true}]"
+    home.file.write_text(CLUSTER.replace("gpus: 1", nodes))
+    process, _ = home.up("--apart")
+    former = home.pid("node-local")
+    assert former is not None
+    os.kill(former, signal.SIGKILL)
+    until(lambda: bool(home.agents() - {former}), what="the next one")
+    (agent,) = home.agents() - {former}
+    os.kill(agent, signal.SIGSTOP)  # while it imports: a signal ends it at once
+    assert len(home.processes()) == 5
+    process.terminate()
+    until(lambda: home.pid("frontend-0") is None, what="the turn of the agent")
+    os.kill(agent, signal.SIGCONT)
+    assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -578,6 +602,19 @@ def test_a_cluster_serves_on_when_nobody_reads_what_it_says(home: Home) -> None:
 def is_ready(home: Home) -> bool:
     up_file = read_up_file(home.path)
     return up_file is not None and up_file.is_ready
+
+
+def test_who_waits_for_a_cluster_hears_that_it_serves_also_where_the_disk_was_full_at_that_moment(
+    home: Home,
+) -> None:
+    process = home.start("up", str(home.file), "--apart", "--json")
+    until(lambda: home.pid("node-local") is not None, what="an agent, whose worker is not ready yet")
+    _, hard = former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
+    assert process.stdout is not None
+    assert process.stdout.readline(), "it says so to who reads its output"
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, former)
+    until(lambda: is_ready(home), what="the same in up.json")
 
 
 def test_a_second_scheduler_is_refused_and_leaves_the_journal_of_the_first_alone(home: Home) -> None:

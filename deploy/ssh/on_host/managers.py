@@ -24,7 +24,7 @@ from deploy.ssh.on_host.system import (
     write_whole,
 )
 
-STOP_LIMIT_S = 30
+STOP_LIMIT_S = 40
 ASK_LIMIT_S = 20
 LOG_LIMIT = "log_limit.sh"
 LOG_KILOBYTES_MAX = 50_000
@@ -284,7 +284,7 @@ ExecStart="{command}"
 Restart=on-failure
 RestartSec=5
 KillMode={mode}
-TimeoutStopSec=20
+TimeoutStopSec=30
 LimitNOFILE=infinity
 {said}
 [Install]
@@ -328,7 +328,7 @@ exitcodes=0
 startsecs=1
 startretries=1000000
 stopsignal=TERM
-stopwaitsecs=20
+stopwaitsecs=30
 killasgroup=true
 redirect_stderr=true
 stdout_logfile={base}/logs/{role_id}.log

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -212,6 +213,12 @@ class MpsPlace(Struct, frozen=True):
                     f"{path} is no directory of user {os.getuid()} (it belongs to user {status.st_uid})"
                 )
             path.chmod(0o700)
+
+    def remove(self) -> None:
+        """Take it away, after its daemon; that of the node too, with the last one in it."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.directory.parent.rmdir()
 
 
 def check_gpu(info: GpuInfo) -> bool:

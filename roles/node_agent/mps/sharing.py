@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from roles.node_agent.mps.daemons import MPS, TIME_SHARING, guard_name
 from roles.node_agent.mps.environment import client_environment, device_environment
 from roles.runtime.children import Processes
 from roles.runtime.identities import ProcessIdentity, identity_in, read_record, send_signal, write_record
+from roles.runtime.process import module_command
 
 log = logging.getLogger("tenuto")
 
@@ -133,9 +133,16 @@ class Sharing:
         except OSError as error:
             processes.refuse(name, error)
             return
-        command = [sys.executable, "-m", "roles.node_agent.mps.daemon_keeper", str(place.directory)]
-        command += ["--uid", self._gpus[gpu].uid, "--binary", self._options.binary]
-        processes.spawn(name, [*command, "--outlive-ms", f"{self._outlive_ms:.0f}"])
+        options = (
+            "--uid",
+            self._gpus[gpu].uid,
+            "--binary",
+            self._options.binary,
+            "--outlive-ms",
+            f"{self._outlive_ms:.0f}",
+        )
+        keeper = "roles.node_agent.mps.daemon_keeper"
+        processes.spawn(name, module_command(keeper, str(place.directory), *options))
 
     def check(self, gpu: int, start: int, blocking: BlockingCalls[Answer]) -> None:
         """Ask for a sign of life."""
@@ -157,9 +164,7 @@ class Sharing:
     def remove(self) -> None:
         """Take the files away, after the last daemon."""
         for place in self._places.values():
-            shutil.rmtree(place.directory, ignore_errors=True)
-            if place.directory.parent.is_dir() and not any(place.directory.parent.iterdir()):
-                place.directory.parent.rmdir()
+            place.remove()
 
     # ------------------------------------------------------------ clients
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from fabric.ids import Incarnation
+from fabric.ids import WORKER_PREFIX, Incarnation
 from roles.node_agent.events import Orphan
 from roles.runtime.children import Processes
-from roles.runtime.identities import ProcessIdentity, end, identity_in, identity_of, read_record, write_record
+from roles.runtime.identities import (
+    ProcessIdentity,
+    end,
+    identity_in,
+    identity_of,
+    read_record,
+    send_signal,
+    write_record,
+)
 from roles.runtime.process import remove_file
 
 KILL_WITHIN_S = 1.0
@@ -66,21 +75,34 @@ class WorkerRecords:
             worker_id = record.orphan.worker_id
             if is_adopting and has_its_share and processes.adopt(worker_id, record.identity):
                 kept.append(record)
-                continue
-            if not end(record.identity, KILL_WITHIN_S):
-                log.error("orphan_stuck worker=%s pid=%d", worker_id, record.identity.pid)
-            self.forget(worker_id)
+            else:
+                self._end(record)
         return kept
+
+    def end_all(self) -> None:
+        """No agent comes any more that would adopt them."""
+        records = list(self._read())
+        for record in records:  # all at once, as each takes its time
+            send_signal(record.identity, signal.SIGKILL)
+        for record in records:
+            self._end(record)
+        self.remove()
 
     def remove(self) -> None:
         """Take the directory away, when nobody is in it."""
         with contextlib.suppress(OSError):
             self._directory.rmdir()
 
+    def _end(self, record: WorkerRecord) -> None:
+        worker_id = record.orphan.worker_id
+        if not end(record.identity, KILL_WITHIN_S):
+            log.error("orphan_stuck worker=%s pid=%d", worker_id, record.identity.pid)
+        self.forget(worker_id)
+
     def _read(self) -> Iterator[WorkerRecord]:
         if not self._directory.is_dir():
             return
-        for path in sorted(self._directory.glob("*.json")):
+        for path in sorted(self._directory.glob(f"{WORKER_PREFIX}*.json")):
             record = read_record(path)
             identity = identity_in(record, "process")
             if identity is None:

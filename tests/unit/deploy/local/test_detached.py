@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import select
 import signal
 import subprocess
@@ -98,17 +99,90 @@ def test_the_log_of_who_has_the_directory_stays(tmp_path: Path, monkeypatch: pyt
     def another_one_begins() -> None:
         (tmp_path / LOCK_FILE).unlink()  # by its own, when it had ended
         (tmp_path / LOG_FILE).unlink()
-        (tmp_path / LOCK_FILE).touch()
+        held.append(take(tmp_path))
         (tmp_path / LOG_FILE).write_text("the other")
+
+    held: list[int] = []
 
     monkeypatch.setattr(detached, "subprocess", Subprocess(another_one_begins))
     with pytest.raises(FabricError, match="no room"):
         start_detached([], tmp_path, is_removed=True)
     assert (tmp_path / LOG_FILE).read_text() == "the other"
     assert (tmp_path / LOCK_FILE).exists()
+    os.close(*held)
     with claim(tmp_path), pytest.raises(FabricError, match="already"):
         start_detached([], tmp_path, is_removed=True)
     assert (tmp_path / LOG_FILE).read_text() == "the other"
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_what_a_killed_cluster_said_is_not_taken_for_what_the_next_one_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    """Pids begin again with a container; after a loss of power the file may be empty."""
+    write_up_file(tmp_path, UpFile(os.getpid(), is_ready=True, endpoints={}))
+    if not is_readable:
+        (tmp_path / UP_FILE).write_bytes(b"")
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        detached, "subprocess", Subprocess(lambda: seen.append((tmp_path / UP_FILE).exists()))
+    )
+    with pytest.raises(FabricError, match="no room"):
+        start_detached([], tmp_path, is_removed=False)
+    assert seen == [False]
+
+
+class Interrupted(subprocess.Popen[bytes]):
+    """It heeds no SIGTERM, and who waits for it presses Ctrl-C. Not even SIGKILL ends it if `is_stuck`."""
+
+    is_stuck = False
+    waits = 0
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        del command
+        deaf = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+        super().__init__([sys.executable, "-c", deaf], **{**options, "stdout": subprocess.PIPE})
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.waits += 1
+        if self.waits == 1:
+            raise KeyboardInterrupt
+        if self.is_stuck:
+            raise subprocess.TimeoutExpired("", 0.0)
+        return super().wait(timeout)
+
+    def kill(self) -> None:
+        if not self.is_stuck:
+            super().kill()
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_second_ctrl_c_kills_and_the_directory_is_given_back_when_nothing_runs_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stuck: bool
+) -> None:
+    started: list[Interrupted] = []
+
+    def is_interrupted(process: Interrupted, run_dir: Path) -> None:
+        del run_dir
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Interrupted, "is_stuck", is_stuck)
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(detached, "_until_ready", is_interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_detached([], tmp_path, is_removed=False)
+        assert (started[0].poll() is None) == is_claimed(tmp_path) == is_stuck
+        assert [path.name for path in tmp_path.iterdir()] == ([LOCK_FILE] if is_stuck else [])
+    finally:
+        (process,) = started
+        monkeypatch.undo()
+        process.is_stuck = False
+        process.kill()
+        process.communicate()
 
 
 def test_who_has_the_pid_of_a_killed_cluster_is_left_alone(

@@ -13,6 +13,7 @@ from deploy.local.role_plans import AGENT_STOP_MS, is_better_together, role_plan
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.node_agent.events import AgentLimits
+from roles.node_agent.left_behind import GUARD_WITHIN_S, KILL_WITHIN_S
 from roles.runtime.run_directory import UP_STOP_LIMIT_MS
 
 HERE = Path("/here")
@@ -76,10 +77,13 @@ def test_who_waits_for_the_end_of_a_cluster_waits_longer_than_all_its_ranks_may_
     for plan in plans:
         ranks[plan.stop_rank] = max(ranks.get(plan.stop_rank, 0.0), plan.stop_limit_ms)
     assert len(ranks) == 4
-    assert sum(ranks.values()) + len(ranks) * SupervisorLimits().kill_ms < UP_STOP_LIMIT_MS
+    left_ms = 1e3 * (GUARD_WITHIN_S + KILL_WITHIN_S)
+    assert sum(ranks.values()) + len(ranks) * SupervisorLimits().kill_ms + left_ms < UP_STOP_LIMIT_MS
 
 
 def test_an_agent_has_the_time_that_its_workers_and_daemons_may_take() -> None:
     limits = AgentLimits()
-    workers_ms = limits.grace_ms + limits.terminate_ms + limits.kill_ms
+    by_message_ms = limits.unready_ms + limits.grace_ms + 500.0
+    by_signals_ms = limits.terminate_ms + limits.kill_ms + 2 * limits.client_end_ms
+    workers_ms = by_message_ms + by_signals_ms
     assert workers_ms + limits.daemon_end_ms + limits.kill_ms < AGENT_STOP_MS
