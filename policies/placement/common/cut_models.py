@@ -1,7 +1,7 @@
 """Models that must be cut, or run in ranks, because a user says so: each gets several GPUs of its own, whatever the policy.
 
-They come first. Such a slice is on one host, on equal GPUs that carry nothing else: it stays where it is while it can, else it goes to the
-host that has the fewest free GPUs left over. All other models are for the policy, on the other GPUs.
+They come first. Such a slice is on one host, on equal GPUs that carry nothing else: it stays where it is while it can and all have a place,
+else it goes to the host that has the fewest free GPUs left over. All other models are for the policy, on the other GPUs.
 """
 
 from __future__ import annotations
@@ -74,23 +74,36 @@ class CutFirst(Struct, frozen=True):
 def cut_first(
     models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles, current: Placement | None
 ) -> CutFirst:
-    """A slice for each model with `stages` or `ranks` over 1, in their order, while there are GPUs for it."""
-    free = list(gpus)
-    slices: list[PlannedSlice] = []
-    unplaced: list[Unplaced] = []
-    for model in (one for one in models if one.gpus > 1):
-        found = _place_for(
-            model, free, profiles, current, has_real_gpus=not all(gpu.is_emulated for gpu in gpus)
-        )
-        if isinstance(found, str):
-            unplaced.append(Unplaced(model.model_id, model.rate_rps, found))
-            continue
-        first, *others = (gpu.index for gpu in found)
-        planned = PlannedModel(model.model_id, rate_rps=model.rate_rps)
-        slices.append(PlannedSlice(first, None, (planned,), tuple(others)))
-        free = [gpu for gpu in free if gpu not in found]
-    whole = tuple(one for one in models if one.gpus <= 1)
-    return CutFirst(tuple(slices), tuple(unplaced), whole, tuple(free))
+    """A slice for each model with `stages` or `ranks` over 1, while there are GPUs for it.
+
+    Those that can stay where they are come first, then the others, all in their order. Where that leaves more of them out than
+    their order alone, a model that could stay moves for another one.
+    """
+    cut = [model for model in models if model.gpus > 1]
+    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+
+    def in_turn(order: Sequence[PlacedModelInput]) -> CutFirst:
+        free = list(gpus)
+        slices: list[PlannedSlice] = []
+        unplaced: list[Unplaced] = []
+        for model in order:
+            found = _place_for(model, free, profiles, current, has_real_gpus=has_real_gpus)
+            if isinstance(found, str):
+                unplaced.append(Unplaced(model.model_id, model.rate_rps, found))
+                continue
+            first, *others = (gpu.index for gpu in found)
+            planned = PlannedModel(model.model_id, rate_rps=model.rate_rps)
+            slices.append(PlannedSlice(first, None, (planned,), tuple(others)))
+            free = [gpu for gpu in free if gpu not in found]
+        whole = tuple(one for one in models if one.gpus <= 1)
+        return CutFirst(tuple(slices), tuple(unplaced), whole, tuple(free))
+
+    def moves(model: PlacedModelInput) -> bool:
+        alone = _place_for(model, gpus, profiles, current, has_real_gpus=has_real_gpus)
+        return isinstance(alone, str) or tuple(gpu.index for gpu in alone) != _gpus_now(model, current)
+
+    found = in_turn(sorted(cut, key=moves))
+    return found if not found.unplaced else min(found, in_turn(cut), key=lambda one: len(one.unplaced))
 
 
 def _place_for(
@@ -125,7 +138,7 @@ def _place_for(
             "; ".join(dict.fromkeys(reasons))
             or f"it must {'be cut into' if part == 'stage' else 'run in'} {stages} {part}s, each on a GPU of its own; no host has {stages} equal GPUs free (the most: {largest})"
         )
-    kept = _where_it_is(model, current)
+    kept = _gpus_now(model, current)
     for gpus in fitting:
         here = {gpu.index: gpu for gpu in gpus}
         if len(kept) == stages and all(index in here for index in kept):
@@ -133,7 +146,8 @@ def _place_for(
     return min(fitting, key=lambda gpus: (len(gpus), gpus[0].index))[:stages]
 
 
-def _where_it_is(model: PlacedModelInput, current: Placement | None) -> tuple[int, ...]:
+def _gpus_now(model: PlacedModelInput, current: Placement | None) -> tuple[int, ...]:
+    """Those of the first slice that it has for itself."""
     for planned in current.slices if current is not None else ():
         if [one.model_id for one in planned.models] == [model.model_id]:
             return planned.gpus

@@ -67,6 +67,32 @@ def test_a_pipeline_stays_where_it_is() -> None:
     assert gpus_of(cluster({"loader": CUT}).place(current=there))["m0"] == [(2, 3)]
 
 
+def now(**gpus_of_model: tuple[int, ...]) -> Placement:
+    return Placement(
+        tuple(
+            PlannedSlice(first, None, (PlannedModel(ModelId(name)),), tuple(others))
+            for name, (first, *others) in gpus_of_model.items()
+        )
+    )
+
+
+def without(config: ClusterConfig, *lost: int) -> list[GpuSlot]:
+    return [gpu for gpu in config.gpus if gpu.index not in lost]
+
+
+@pytest.mark.parametrize("cut", [CUT, RANKS])
+def test_a_pipeline_whose_gpus_are_all_there_does_not_move_for_one_that_lost_a_gpu(cut: Any) -> None:
+    config = cluster({"loader": cut}, {"loader": cut}, gpus=(6,))
+    placed = config.place(current=now(m0=(0, 1), m1=(2, 3)), gpus=without(config, 0))
+    assert gpus_of(placed) == {"m0": [(1, 4)], "m1": [(2, 3)]}
+
+
+def test_a_pipeline_moves_where_another_one_has_no_place_else() -> None:
+    config = cluster({"loader": {**CUT, "stages": 4}}, {"loader": CUT}, gpus=(4, 4))
+    placed = config.place(current=now(m0=(0, 1, 2, 3), m1=(4, 5)), gpus=without(config, 0))
+    assert gpus_of(placed) == {"m0": [(4, 5, 6, 7)], "m1": [(1, 2)]}
+
+
 def test_more_stages_than_equal_gpus_of_a_host_leave_that_model_out_and_serve_the_others() -> None:
     three = {"python": "a.b:C", "stages": 3}
     placed = cluster({"loader": three}, {"loader": WHOLE}, gpus=(2, 2)).place()
