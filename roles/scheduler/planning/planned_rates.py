@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from fabric.ids import ModelId
-from roles.scheduler.measured_rates import MeasuredRates, has_drifted, with_headroom
+from roles.scheduler.measured_rates import HISTORY_LOOKS, MeasuredRates, has_drifted, with_headroom
 from roles.scheduler.planning.desired_state import Desired, PlannedRate
+
+SILENT_RPS: Final = 1.0 / HISTORY_LOOKS
+"""What counts as measured of a model that nobody asks for, one request in 30 s: policies give no place to a model without a rate."""
 
 
 class PlannedRates:
@@ -78,6 +82,8 @@ class PlannedRates:
 
     def _effective_rps(self, model_id: ModelId, desired: Desired, present: Desired) -> float | None:
         declared_rps, measured_rps = desired.declared_rps.get(model_id), self._loads.rate_rps(model_id)
+        if measured_rps is not None:
+            measured_rps = max(SILENT_RPS, measured_rps)
         former, former_rps = self.planned.get(model_id), None
         if former is not None and not self._loads.has_history(model_id):
             declared_before_rps = present.declared_rps.get(model_id)

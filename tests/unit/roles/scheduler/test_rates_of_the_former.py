@@ -130,3 +130,17 @@ def test_of_a_model_that_is_gone_nothing_is_remembered() -> None:
     again = staged(undeclared("a"), B, ran=heir)
     again.run(1_000)
     assert placed_rps(again) == {"b": 20.0}
+
+
+def test_a_model_that_nobody_asks_for_keeps_a_place_and_does_not_hold_up_the_others() -> None:
+    former = staged(model("a"), B)
+    stage = loaded(staged(undeclared("a"), undeclared("b"), ran=former), SOME, 65_000.0)
+    assert 0 < placed_rps(stage)["b"] < 1
+    stage.hear(OPERATOR, add("c"))
+    stage.run(2_000)
+    assert "b" in {name for names in stage.hosted().values() for name in names}
+    loaded(stage, MANY, MEASURED_MS)
+    assert placed_rps(stage)["a"] > 500
+    plan = stage.status().plan
+    assert plan is not None
+    assert not any("given up" in one for one in plan.lately)
