@@ -178,7 +178,7 @@ def _sockets_of(run_files: Sequence[Mapping[str, Any]], folder: Path) -> list[_F
 
 def _addresses_of(deployed: Mapping[str, Any]) -> list[_Forward]:
     """By the configuration there: the schedulers and frontends of all hosts."""
-    places = parse_config({**deployed, "models": [_ANY_MODEL]}, Path()).places
+    places = parse_config({**deployed, "models": [_ANY_MODEL]}, Path(), is_whole=False).places
     found = [
         (scheduler_id(at), "control", places.control_address(at)) for at in range(len(places.schedulers))
     ]

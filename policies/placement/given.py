@@ -63,28 +63,36 @@ class Given:
         profiles: Profiles,
         current: Placement | None = None,  # noqa: ARG002  the file decides
     ) -> Placement:
-        """Place as written. A slice over its GPU's memory loses its last models until it fits.
+        """Place as written, but for models and GPUs that are not asked for. A slice over its GPU's memory loses its last models.
 
-        Raises ConfigError for a GPU or a model that the configuration does not have, or no GPU at all.
+        Raises ConfigError for a pipeline that cannot be, or no GPU at all.
         """
         require_gpus(gpus)
         by_id = {model.model_id: model for model in models}
         by_index = {gpu.index: gpu for gpu in gpus}
-        self._check_names(by_id, by_index)
-        require_pipelines(self._slices, gpus)
         has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         memory_left = {gpu.index: gpu.memory_bytes for gpu in gpus}
         kept: list[PlannedSlice] = []
         reasons: dict[ModelId, list[str]] = {}
+        usable: list[PlannedSlice] = []
         for planned in self._slices:
+            asked = tuple(entry for entry in planned.models if entry.model_id in by_id)
+            missing = [index for index in planned.gpus if index not in by_index]
+            if not missing:
+                usable.append(replace(planned, models=asked))
+            for entry in asked if missing else ():
+                reasons.setdefault(entry.model_id, []).append(f"GPU {missing[0]} is not in use")
+        require_pipelines(usable, gpus)
+        for planned in usable:
             gpu, stages = by_index[planned.gpu], len(planned.gpus)
             hosted: list[PlannedModel] = []
             inputs: list[PlacedModelInput] = []
+            bounds = {entry.model_id: entry.batch_max for entry in planned.models}
             needed = 0
             for written in planned.models:
                 entry, model = written, by_id[written.model_id]
                 reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus, stages=stages)
-                with_it = slice_memory_bytes([*inputs, model], gpu.gpu_type, profiles, stages)
+                with_it = slice_memory_bytes([*inputs, model], gpu.gpu_type, profiles, stages, bounds)
                 if reason is None and with_it > memory_left[gpu.index]:
                     reason = (
                         f"memory: its slice on GPU {gpu.index} would need {in_gib(with_it)}, "
@@ -110,15 +118,16 @@ class Given:
         ]
         return Placement(tuple(kept), tuple(unplaced), share_violations(kept))
 
-    def _check_names(self, models: Mapping[ModelId, PlacedModelInput], gpus: Mapping[int, GpuSlot]) -> None:
+    def check_names(self, model_ids: Sequence[ModelId], gpus: int) -> None:
+        """Raise ConfigError for a GPU or a model that the configuration does not have."""
         for place, planned in enumerate(self._slices):
             where = f"placement.given.slices[{place}]"
             for key, index in [("gpu", planned.gpu), *(("following", one) for one in planned.following)]:
-                if index not in gpus:
-                    raise ConfigError(f"{where}.{key} is {index}; GPUs are numbered 0 to {len(gpus) - 1}")
+                if index >= gpus:
+                    raise ConfigError(f"{where}.{key} is {index}; GPUs are numbered 0 to {gpus - 1}")
             for entry in planned.models:
-                if entry.model_id not in models:
-                    hint = suggestion(entry.model_id, models)
+                if entry.model_id not in model_ids:
+                    hint = suggestion(entry.model_id, model_ids)
                     raise ConfigError(f"{where}.models: there is no model {entry.model_id!r}{hint}")
 
 

@@ -70,7 +70,7 @@ def compare(
     """
     plots = None if plot_path is None else painters()
     config = load_config(file)
-    placed = placement_choices(placements, config.placement, "--placements")
+    placed = placement_choices(placements, config, "--placements")
     batched = batching_choices(batching or config.batching.name, config.batching, "--batching")
     workload = workload_of(config, seed)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)

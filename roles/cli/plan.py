@@ -72,7 +72,7 @@ def plan(
     plots = None if plot_path is None else painters()
     config = load_config(file, overrides)
     if policy is not None:
-        choices = placement_choices(policy, config.placement, "--placement")
+        choices = placement_choices(policy, config, "--placement")
         if len(choices) > 1:
             raise click.UsageError("--placement takes one policy; `tenuto compare` takes several")
         config = replace(config, placement=choices[0].policy)

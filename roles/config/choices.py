@@ -11,7 +11,7 @@ from typing import Any
 from fabric.errors import ConfigError
 from fabric.policy_options import shown
 from policies.batching.registry import discipline_options
-from roles.config.cluster import PolicyChoice, placement_choice
+from roles.config.cluster import ClusterConfig, PolicyChoice, placement_choice
 from roles.config.documents import read_value
 
 
@@ -23,16 +23,19 @@ class NamedChoice:
     policy: PolicyChoice
 
 
-def placement_choices(text: str, own: PolicyChoice, where: str) -> tuple[NamedChoice, ...]:
-    """``usher,{symphony: {subclusters: 2}}`` as checked choices; ConfigError where one cannot be.
+def placement_choices(text: str, config: ClusterConfig, where: str) -> tuple[NamedChoice, ...]:
+    """``usher,{symphony: {subclusters: 2}}`` as checked choices for `config`; ConfigError where one cannot be.
 
-    `own` is the file's: its name alone stands for it with the file's options.
+    The name of the file's own alone stands for it with the file's options.
     """
-    return _choices(text, own, where, placement_choice)
+    model_ids, gpus = [model.model_id for model in config.models], len(config.gpus)
+    return _choices(
+        text, config.placement, where, lambda name, given: placement_choice(name, given, model_ids, gpus)
+    )
 
 
 def batching_choices(text: str, own: PolicyChoice, where: str) -> tuple[NamedChoice, ...]:
-    """``deferred,{fixed: {batch: 8}}`` as checked choices; as `placement_choices`."""
+    """``deferred,{fixed: {batch: 8}}`` as checked choices; `own` is the file's, as in `placement_choices`."""
     return _choices(text, own, where, lambda name, given: PolicyChoice(name, discipline_options(name, given)))
 
 

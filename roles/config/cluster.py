@@ -20,7 +20,14 @@ from fabric.ids import ModelId, NodeId
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from policies.graphs import ApplicationPlan, FanOut
 from policies.graphs.limits import limits
-from policies.placement.common.base import Decision, GpuSlot, PlacedModelInput, Placement, Profiles
+from policies.placement.common.base import (
+    Decision,
+    GpuSlot,
+    NamingPolicy,
+    PlacedModelInput,
+    Placement,
+    Profiles,
+)
 from policies.placement.common.conditions import MAX_WAIT_MS, ConditionedPolicy, Conditions
 from policies.placement.common.cut_models import cut_first
 from policies.placement.given import Given
@@ -427,7 +434,14 @@ def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]
     )
 
 
-def placement_choice(name: str, options: Mapping[str, Any]) -> PolicyChoice:
-    """A placement policy's name with checked options; the policy itself checks what it alone understands."""
-    placement_policy(name, options)
+def placement_choice(
+    name: str, options: Mapping[str, Any], model_ids: Sequence[ModelId] | None, gpus: int
+) -> PolicyChoice:
+    """A placement policy's name with checked options; the policy itself checks what it alone understands.
+
+    `model_ids`, `gpus`: what there is for it to name, None where that is only a part.
+    """
+    policy = placement_policy(name, options)
+    if model_ids is not None and isinstance(policy, NamingPolicy):
+        policy.check_names(model_ids, gpus)
     return PolicyChoice(name, placement_options(name, options))

@@ -116,9 +116,12 @@ def _origin(setting: Setting, origins: Mapping[str, str]) -> str:
 
 
 def parse_config(
-    document: Mapping[str, Any], base_dir: Path, *, source: str = "configuration"
+    document: Mapping[str, Any], base_dir: Path, *, source: str = "configuration", is_whole: bool = True
 ) -> ClusterConfig:
-    """Check a configuration that is already in memory; `source` names it in errors and origins."""
+    """Check a configuration that is already in memory; `source` names it in errors and origins.
+
+    Where it is not whole, its placement may name models that are not there.
+    """
     try:
         try:
             read = msgspec.convert(document, Document)
@@ -126,7 +129,7 @@ def parse_config(
             raise ConfigError(translated(str(error), document, SECTIONS, _complaint)) from error
         except UnicodeEncodeError as error:  # from the wire; what files hold was looked at as they were read
             raise ConfigError(f"{shown(error.object)} holds half of a character") from error
-        return _cluster_config(read, document, base_dir, source)
+        return _cluster_config(read, document, base_dir, source, is_whole=is_whole)
     except (ConfigError, ProfileError) as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError as error:
@@ -147,7 +150,7 @@ def config_origins(config: ClusterConfig) -> list[tuple[str, Any, str]]:
 
 
 def _cluster_config(
-    read: Document, document: Mapping[str, Any], base_dir: Path, source: str
+    read: Document, document: Mapping[str, Any], base_dir: Path, source: str, *, is_whole: bool
 ) -> ClusterConfig:
     if not read.models:
         raise ConfigError("models: is empty; it must list at least one model")
@@ -190,7 +193,9 @@ def _cluster_config(
     heartbeats = _heartbeats(read.cluster.heartbeats)
     batching = _policy(read.batching, "batching")
     placement = _policy(read.placement, "placement")
-    batching_choice, placed = _batching(*batching), placement_choice(*placement)
+    model_ids = [model.model_id for model in models] if is_whole else None
+    placed = placement_choice(*placement, model_ids, sum(node.gpus for node in nodes))
+    batching_choice = _batching(*batching)
     if batching_choice.name == "shepherd":
         require_idempotent(models)
     interference_given = _policy(read.cluster.interference, "cluster.interference")

@@ -236,7 +236,8 @@ def minute_of(plan: str, bins: Mapping[ModelId, Sequence[int]], bin_ms: float) -
         {key: value for key, value in section.items() if key not in _NOT_RATES}
         for section in desired.sections
     ]
-    config = parse_config({**rest, "models": sections}, Path(desired.base_dir), source="the running plan")
+    document = {**rest, "models": sections}
+    config = parse_config(document, Path(desired.base_dir), source="the running plan", is_whole=False)
     return replace(minute_from(config, settings, bins, bin_ms), gpus_out=desired.drained)
 
 

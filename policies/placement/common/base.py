@@ -9,7 +9,7 @@ What it cannot place it says, with the reason; it never fails because a workload
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -156,6 +156,15 @@ class PlacementPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class NamingPolicy(Protocol):
+    """A policy whose options name models or GPUs: `place` leaves out those that are not asked for, as they may come back."""
+
+    def check_names(self, model_ids: Sequence[ModelId], gpus: int) -> None:
+        """Raise ConfigError for a name that a configuration of these models and so many GPUs does not have."""
+        ...
+
+
 def cannot_host(
     model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool, stages: int = 1
 ) -> str | None:
@@ -194,13 +203,18 @@ def largest_batch(exec_ms: Sequence[float], limit_ms: float) -> int:
 
 
 def slice_memory_bytes(
-    models: Iterable[PlacedModelInput], gpu_type: str, profiles: Profiles, stages: int = 1
+    models: Iterable[PlacedModelInput],
+    gpu_type: str,
+    profiles: Profiles,
+    stages: int = 1,
+    batch_max: Mapping[ModelId, int | None] | None = None,
 ) -> int:
-    """Memory of one slice with these models, on each of its GPUs: one runs at a time, all stay loaded.
+    """Memory in bytes of one slice with these models, on each of its GPUs: one runs at a time, all stay loaded.
 
-    What a model needs at batch 1 stays; what its largest batch within the SLO needs on top is shared by all
-    models of the slice, so the largest such surplus counts once. A given memory has no surplus.
+    What a model needs at batch 1 stays; what its largest batch within the SLO, or within `batch_max` where the plan bounds it,
+    needs on top is shared by all models of the slice, so the largest such surplus counts once. A given memory has no surplus.
     """
+    bounds = batch_max or {}
     resident, surplus = 0, 0
     for model in models:
         profile = profiles.get((model.model_id, gpu_type))
@@ -209,7 +223,8 @@ def slice_memory_bytes(
         elif profile is not None:
             idle = profile.memory_bytes(1)
             resident += idle
-            batch_size = max(1, largest_batch(profile.exec_table(), model.slo_ms))
+            largest = largest_batch(profile.exec_table(), model.slo_ms)
+            batch_size = max(1, min(largest, bounds.get(model.model_id) or largest))
             surplus = max(surplus, profile.memory_bytes(batch_size) - idle)
     return -(-(resident + surplus) // stages)  # a cut is balanced, so each stage has its part
 

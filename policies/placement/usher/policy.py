@@ -91,12 +91,20 @@ class Usher:
     ) -> Placement:
         """Place; what the replicas of a model cannot carry is unplaced as a part of its rate.
 
-        Raises ConfigError for no GPU, a choice between types of GPU without prices, or `groups` that name a
-        model twice, not at all, or one that does not exist.
+        Raises ConfigError for no GPU, or a choice between types of GPU without prices.
         """
         require_gpus(gpus)
-        self._check_groups([model.model_id for model in models])
         planned, unrated = rated(models)
+        if self._groups is not None:
+            named = {model_id for group in self._groups for model_id in group}
+            unrated += [
+                Unplaced(
+                    model.model_id, model.rate_rps, f"it is in no group of placement.{self._name}.groups"
+                )
+                for model in planned
+                if model.model_id not in named
+            ]
+            planned = [model for model in planned if model.model_id in named]
         homes, reasons, decisions = self._homes(planned, gpu_classes(gpus), profiles)
         slices: list[PlannedSlice] = []
         served: dict[ModelId, float] = {}
@@ -123,7 +131,8 @@ class Usher:
         unplaced = in_order([*short, *unrated], models)
         return Placement(tuple(slices), unplaced, (), sum(served.values()), tuple(decisions))
 
-    def _check_groups(self, model_ids: Sequence[ModelId]) -> None:
+    def check_names(self, model_ids: Sequence[ModelId], gpus: int) -> None:  # noqa: ARG002  groups name none
+        """Raise ConfigError for `groups` that leave out a model, or name one that does not exist."""
         where = f"placement.{self._name}.groups"
         named = [model_id for group in self._groups or () for model_id in group]
         for model_id in named:

@@ -160,7 +160,7 @@ def _made(asked: PlanAsked) -> PlanMade:
 
 
 def _config(document: Mapping[str, Any], asked: PlanAsked) -> ClusterConfig:
-    config = parse_config(document, Path(asked.base_dir), source=SOURCE)
+    config = parse_config(document, Path(asked.base_dir), source=SOURCE, is_whole=False)
     rates = asked.rates_rps
     # Those of sections that were added just now are still in the document, and hold where nothing else is known.
     models = tuple(
@@ -210,7 +210,8 @@ def _memory_of(
         known = [models[model.model_id] for model in planned.models if model.model_id in models]
         size = 0
         if planned.gpu in type_of:
-            size = slice_memory_bytes(known, type_of[planned.gpu], profiles, len(planned.gpus))
+            bounds = {model.model_id: model.batch_max for model in planned.models}
+            size = slice_memory_bytes(known, type_of[planned.gpu], profiles, len(planned.gpus), bounds)
         is_as_wanted = all(
             model.model_id in models and model.batch_max != _OUTDATED for model in planned.models
         )

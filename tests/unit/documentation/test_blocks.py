@@ -67,7 +67,7 @@ def test_a_file_is_taken_as_it_is(block: Block, tmp_path: Path) -> None:
     whole["cluster"] = cluster if {"gpus", "nodes"} & set(cluster) else BASE["cluster"] | cluster
     if whole["cluster"].get("shards", 1) > 1 and len(whole["models"]) == 1:
         whole["models"] = [{**BASE["models"][0], "name": f"m{n}"} for n in range(whole["cluster"]["shards"])]
-    parse_config(whole, tmp_path)
+    parse_config(whole, tmp_path, is_whole="models" in document)
 
 
 @pytest.mark.parametrize("block", [one for one in BLOCKS if one.language == "toml"], ids=where)

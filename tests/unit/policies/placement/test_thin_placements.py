@@ -224,13 +224,22 @@ def test_a_share_outside_the_profile_is_unplaced_with_the_profiles_reason() -> N
         ([{"gpu": 0, "share_percent": 101, "models": [{"model": "a"}]}], "at most 100"),
         ([{"gpu": 0, "models": [{"model": "a", "bacth": 3}]}], "did you mean batch"),
         ([{"gpu": 0, "models": [{"model": "a"}, {"model": "a"}]}], "twice"),
-        ([{"gpu": 7, "models": [{"model": "a"}]}], "numbered 0 to 0"),
-        ([{"gpu": 0, "models": [{"model": "aa"}]}], "there is no model 'aa'"),
     ],
 )
 def test_malformed_given_slices_say_what_is_wrong(slices: object, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         placement_policy("given", {"slices": slices}).place([model("a")], gpus(1), profiles("a"))
+
+
+def test_given_slices_host_what_is_asked_for_on_the_gpus_there_are() -> None:
+    hosted = [{"model": "a"}, {"model": "b"}]
+    given = placement_policy("given", {"slices": [{"gpu": gpu, "models": hosted} for gpu in (0, 1)]})
+    plan = given.place([model("b")], gpus(1), profiles("b"))
+    assert [(one.gpu, [entry.model_id for entry in one.models]) for one in plan.slices] == [(0, ["b"])]
+    only_second = placement_policy("given", {"slices": [{"gpu": 1, "models": hosted}]})
+    plan = only_second.place([model("b")], gpus(1), profiles("b"))
+    assert plan.slices == ()
+    assert [(one.model_id, one.reason) for one in plan.unplaced] == [("b", "GPU 1 is not in use")]
 
 
 # ---------------------------------------------------------------- names

@@ -229,7 +229,23 @@ def test_given_slices_are_checked_with_the_cluster() -> None:
     assert config.place().slices[0].share_percent == 40
     slices[0]["gpu"] = 2
     with pytest.raises(ConfigError, match="numbered 0 to 1"):
-        parse_config(document(placement={"given": {"slices": slices}}), HERE).place()
+        parse_config(document(placement={"given": {"slices": slices}}), HERE)
+    slices[0] = {"gpu": 0, "models": [{"model": "resnet5"}]}
+    with pytest.raises(ConfigError, match="there is no model 'resnet5'; did you mean resnet50"):
+        parse_config(document(placement={"given": {"slices": slices}}), HERE)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([["resnet5"]], "there is no model 'resnet5'; did you mean resnet50"),
+        ([["bert"]], "model resnet50 is in no group"),
+    ],
+)
+def test_groups_name_the_models_of_the_file(groups: list[list[str]], said: str) -> None:
+    models = [dict(document()["models"][0]), {**document()["models"][0], "name": "bert"}]
+    with pytest.raises(ConfigError, match=said):
+        parse_config(document(models=models, placement={"usher": {"groups": groups}}), HERE)
 
 
 def test_another_placement_can_be_asked_for() -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 from fabric.ids import ModelId, NodeId, PeerId, SliceId
-from fabric.messages import ModelsRemove, PlanAsked, PlanMade, SliceChanged, SliceStatus
+from fabric.messages import (
+    DrainAsked,
+    ModelsAdd,
+    ModelsRemove,
+    PlanAsked,
+    PlanMade,
+    SliceChanged,
+    SliceStatus,
+)
 from roles.scheduler.planning.make_plan import make_plan
 from tests.unit.roles.scheduler.test_controller import (
     FIRST,
@@ -152,3 +162,45 @@ def test_a_slice_that_had_failed_is_tried_with_what_it_hosts_now() -> None:
     stage.run(2_000)
     assert stage.answer().status == "ok"
     assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
+
+
+def given_ones(*hosted: tuple[int, str]) -> dict[str, Any]:
+    return {"given": {"slices": [{"gpu": gpu, "models": [{"model": name}]} for gpu, name in hosted]}}
+
+
+def test_given_slices_are_planned_without_a_model_that_was_removed_and_a_gpu_that_is_drained() -> None:
+    names, nodes = ("a", "b", "c"), [{"host": "left", "gpus": 3}]
+    placement = given_ones((0, "a"), (1, "b"), (2, "c"))
+    stage = Stage(*map(model, names), nodes=nodes, placement=placement)
+    stage.run(2_000)
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    stage.run(2_000)
+    assert stage.answer().status == "ok"
+    stage.sent.clear()
+    stage.hear(OPERATOR, DrainAsked(2, NodeId("left"), 0))
+    stage.run(2_000)
+    (left,) = stage.answer().unplaced
+    assert (left.model_id, left.reason) == ("a", "GPU 0 is not in use")
+    assert list(stage.hosted().values()) == [["c"]]
+    stage.sent.clear()
+    stage.hear(OPERATOR, DrainAsked(3, NodeId("left"), 0, is_back=True))
+    stage.run(2_000)
+    assert stage.answer().status == "ok"
+    assert sorted(stage.hosted().values()) == [["a"], ["c"]]
+
+
+def test_given_groups_are_planned_without_a_model_that_was_removed_and_not_with_one_that_is_in_none() -> None:
+    profile = {"profile": {"ref": "thesis-v100/resnet50"}}
+    usher = {"wsm-usher": {"groups": [["a", "b"]]}}
+    nodes = [{"host": "left", "gpus": 2, "type": "v100", "memory_gb": 16}]
+    stage = Stage(model("a", **profile), model("b", **profile), nodes=nodes, placement=usher)
+    stage.run(2_000)
+    stage.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    stage.run(2_000)
+    assert stage.answer().status == "ok"
+    assert list(stage.hosted().values()) == [["a"]]
+    stage.sent.clear()
+    stage.hear(OPERATOR, ModelsAdd(2, json.dumps([model("c", **profile)])))
+    stage.run(2_000)
+    (left,) = stage.answer().unplaced
+    assert (left.model_id, left.reason) == ("c", "it is in no group of placement.wsm-usher.groups")

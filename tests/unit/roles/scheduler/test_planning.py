@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from fabric.messages import PlanAsked
+from fabric.ids import ModelId, NodeId, SliceId
+from fabric.messages import CurrentSlice, PlanAsked, ReplicaHint
+from policies.placement.common.base import GpuSlot, PlacedModelInput, slice_memory_bytes
+from policies.placement.registry import placement_policy
+from profiles.model import TableProfile
 from roles.config.read_config import parse_config
 from roles.scheduler.planning.make_plan import make_plan
 
@@ -51,3 +55,38 @@ def test_a_plan_knows_what_it_will_run_under(batching: str, interference: str) -
         for start in move.starts
     ]
     assert sorted(made, key=str) == sorted(wanted, key=str)
+
+
+def test_a_slice_takes_the_memory_of_the_batches_that_its_plan_allows() -> None:
+    """Of 4 GB a batch of 32 needs 3.5, one of 4 needs 1: a second slice has room beside the first one, while both are loaded."""
+    profile = TableProfile(
+        {100.0: {1: 5.0, 4: 8.0, 32: 40.0}}, memory_by_batch={1: 2**29, 4: 2**30, 32: 7 * 2**29}
+    )
+    models = [PlacedModelInput(ModelId("m"), 100.0, 10.0)]
+    gpus = [GpuSlot(0, "v100", 2**32, NodeId("left"), 0)]
+    profiles = {(ModelId("m"), "v100"): profile}
+    assert slice_memory_bytes(models, "v100", profiles) == 7 * 2**29
+    assert slice_memory_bytes(models, "v100", profiles, batch_max={ModelId("m"): 4}) == 2**30
+    hosted = {"gpu": 0, "share_percent": 25, "models": [{"model": "m", "batch_max": 4}]}
+    placed = placement_policy("given", {"slices": [hosted, hosted]}).place(models, gpus, profiles)
+    assert (len(placed.slices), placed.unplaced) == (2, ())
+
+
+@pytest.mark.parametrize(("batch_max", "after"), [(4, ()), (None, ("left/gpu0/0",))])
+def test_a_slice_of_bounded_batches_is_replaced_while_it_serves(
+    batch_max: int | None, after: tuple[str, ...]
+) -> None:
+    """Of 16 GB a batch of 4 needs 0.7, one of 128 10.5."""
+    slice_id = SliceId("left/gpu0/0")
+    model = {"name": "m", "slo_ms": 250, "profile": {"ref": "thesis-v100/vgg19"}}
+    hosted = {"model": "m", "batch_max": batch_max}
+    document = {
+        "models": [model],
+        "cluster": {"nodes": [{"host": "left", "gpus": 1, "type": "v100", "memory_gb": 16}]},
+        "placement": {"given": {"slices": [{"gpu": 0, "share_percent": 25, "models": [hosted]}]}},
+    }
+    hint = ReplicaHint(ModelId("m"), batch_max=batch_max)
+    current = CurrentSlice(slice_id, NodeId("left"), 0, 25.0, (hint,), 2**29)
+    asked = PlanAsked(1, json.dumps(document), "", (current,), {}, grown=slice_id, share_percent=35.0)
+    (move,) = make_plan(asked).moves
+    assert [start.after for start in move.starts] == [after]
