@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
-from profiles.model import TableProfile
+from profiles.model import ModelProfile, TableProfile
 from profiles.requirements import Requirements, Usage
 
 GPU_BYTES = 16 * 2**30
@@ -60,6 +61,22 @@ def case(
     return Case(
         inputs, slots, {(ModelId(n), t): profile(cells) for n, (_, _, cells) in models.items() for t in types}
     )
+
+
+def by_share(of: Case, least_percent: float) -> Case:
+    """The same, where each profile was also measured at that share, the least one that it knows, and was half as fast there."""
+    return replace(
+        of,
+        profiles={key: measured_by_share(known, least_percent) for key, known in of.profiles.items()},
+    )
+
+
+def measured_by_share(known: ModelProfile, least_percent: float) -> TableProfile:
+    """See `by_share`."""
+    whole = {size: known.exec_ms(size) for size in range(1, known.batch_size_max + 1)}
+    columns = {least_percent: {size: 2 * exec_ms for size, exec_ms in whole.items()}, 100.0: whole}
+    memory = {size: float(known.memory_bytes(size)) for size in whole}
+    return TableProfile(columns, memory_by_batch=memory, usage=known.usage)
 
 
 def random_case(draw: random.Random, models: int, gpus: int, batches: Sequence[int]) -> Case:

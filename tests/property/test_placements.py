@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from fabric.ids import ModelId, NodeId
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.registry import PLACEMENTS, placement_policy
+from profiles.igniter.performance_model import EstimatedIgniterProfile, IgniterProfile
+from profiles.model import ModelProfile
 from profiles.store import shipped_profile, shipped_refs
 from tests.placement_checks import check_promises
-from tests.requirement_profiles import check_sound, random_case
+from tests.requirement_profiles import check_sound, measured_by_share, random_case
 
 GIB = 2**30
 UNHURRIED = {"time_limit_s": 120}  # a busy machine must not change the plan
@@ -59,6 +61,14 @@ def cases(draw: st.DrawFn) -> Case:
     return models, gpus, {(ModelId(f"m{i}"), gpu_type): shipped_profile(ref) for i, ref in enumerate(refs)}
 
 
+def known_by_share(profile: ModelProfile, least_percent: float) -> ModelProfile:
+    """With the coefficients that it had."""
+    table = measured_by_share(profile, least_percent)
+    if not isinstance(profile, IgniterProfile):
+        return table
+    return EstimatedIgniterProfile(profile.hardware, profile.coefficients, "by share", table)
+
+
 def placed(name: str, options: Mapping[str, Any], case: Case) -> Placement:
     models, gpus, profiles = case
     if name == "given":
@@ -82,6 +92,24 @@ def test_a_plan_keeps_its_promises_or_lists_them_and_is_the_same_again_in_anothe
     models, gpus, profiles = case
     elsewhere = pickle.loads(pickle.dumps(profiles))  # equal by value only, as in a process of its own
     assert placed(name, options, (models, gpus, elsewhere)) == plan
+
+
+@pytest.mark.parametrize("least_percent", [10.0, 50.0, 90.0])
+@pytest.mark.parametrize(
+    ("name", "options"), VARIANTS, ids=[f"{name}-{'-'.join(options)}" for name, options in VARIANTS]
+)
+@settings(deadline=None, max_examples=10)
+@given(cases())
+def test_no_plan_has_a_share_that_a_profile_does_not_know(
+    name: str, options: Mapping[str, Any], least_percent: float, case: Case
+) -> None:
+    """Else what it takes cannot be told, and nothing of the plan is carried out."""
+    models, gpus, profiles = case
+    known = {key: known_by_share(profile, least_percent) for key, profile in profiles.items()}
+    plan = placed(name, options, (models, gpus, known))
+    for planned in plan.slices:
+        for entry in planned.models:
+            known[entry.model_id, gpus[planned.gpu].gpu_type].exec_table(planned.share_percent)
 
 
 @pytest.mark.parametrize("seed", range(5))

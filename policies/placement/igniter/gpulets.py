@@ -113,6 +113,9 @@ def _gpulets_of(
     """Saturated gpulets of the largest share while one is not enough, then one that meets the rest of the rate."""
     left_rps, objective_ms = model.rate_rps or 0.0, model.slo_ms / 2
     largest = SHARES_PERCENT[-1]
+    if profile.share_percent_min > largest:
+        least = profile.share_percent_min
+        return [], f"its profile knows no share under {least:g} %, a gpulet has {largest:g} % at most"
     batch_size, most_rps = _saturated(profile, largest, objective_ms)
     if batch_size == 0:
         return [], (
@@ -127,8 +130,8 @@ def _gpulets_of(
             return wanted, f"it would take more than all {len(kind.slots)} GPUs of type {kind.gpu_type}"
         wanted.append(Replica(model, profile, most_rps, batch_size, largest))
         left_rps -= most_rps
-    efficient = efficient_share_percent(profile, objective_ms)
-    for share in (s for s in SHARES_PERCENT if s >= efficient):
+    least = max(efficient_share_percent(profile, objective_ms), profile.share_percent_min)
+    for share in (s for s in SHARES_PERCENT if s >= least):
         size = _just_enough(profile, share, objective_ms, left_rps)
         if size:
             wanted.append(Replica(model, profile, left_rps, size, share))

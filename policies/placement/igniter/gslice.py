@@ -68,7 +68,14 @@ class Gslice:
 
 def tuned(replicas: Sequence[Replica], adjustments: int) -> tuple[Replica, ...]:
     """The workloads of one GPU after that many adjustments, or when no share moves any more."""
-    now = [replace(r, batch_size=BATCH_START, share_percent=SHARE_START_PERCENT) for r in replicas]
+    now = [
+        replace(
+            r,
+            batch_size=BATCH_START,
+            share_percent=max(SHARE_START_PERCENT, r.profile.share_percent_min),
+        )
+        for r in replicas
+    ]
     for _ in range(adjustments):
         for place in range(len(now)):
             _tune_batch(now, place)
@@ -115,7 +122,8 @@ def _tune_share(now: list[Replica], place: int) -> None:
         share_percent *= 1 + factor
     elif latency_spare > 0 and rate_spare > 0:
         share_percent *= 1 - factor
-    share_percent = min(_SHARE_PERCENT_MAX, max(_SHARE_PERCENT_MIN, share_percent))
+    least_percent = max(_SHARE_PERCENT_MIN, own.profile.share_percent_min)
+    share_percent = min(_SHARE_PERCENT_MAX, max(least_percent, share_percent))
     now[place] = replace(own, share_percent=share_percent)
 
 

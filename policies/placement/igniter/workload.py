@@ -5,6 +5,7 @@ R the rate, S the objective, B the PCIe bandwidth and d the bytes of a request:
 
     b_appr  = ceil(S R B / (B + R d_load))                                  (17)
     r_lower = ceil((work / left - k4) / unit) unit                          (18)
+              or the smallest share that was profiled
     work    = k1 b² + k2 b + k3
     left    = S - (d_load + d_feedback) b / B - k5 - k_sch n_k
 
@@ -174,7 +175,8 @@ def _workload(
     left_ms = objective_ms - curves.pcie_ms - k5 - curves.sched_ms
     if left_ms <= 0:
         return None
-    units = max(1, math.ceil((own.work(batch_size) / left_ms - k4) / hardware.share_step_percent - ROUNDING))
+    percent = max(own.work(batch_size) / left_ms - k4, profile.share_percent_min)
+    units = max(1, math.ceil(percent / hardware.share_step_percent - ROUNDING))
     alone = next(
         (u for u in range(units, kind.units_max + 1) if alone_ms(hardware, curves, u) <= objective_ms), None
     )

@@ -158,9 +158,12 @@ class Usher:
                     model, home.gpus.slot, profiles, self._metric, has_real_gpus=has_real_gpus
                 )
                 profiled = profiled_demands(model, home.gpus.slot, profiles, self._metric)
-                demands = usher_batches(within_slo(model, profiled))
-                if reason is None and not demands:
+                in_time = usher_batches(within_slo(model, profiled))
+                demands = _of_known_shares(model, home.gpus.slot, profiles, in_time)
+                if reason is None and not in_time:
                     reason = "Usher's batch sizes of 4 to 128 all take longer than its SLO"
+                elif reason is None and not demands:
+                    reason = "its batches want smaller shares than the smallest one profiled"
                 if reason is not None:
                     why_not.append(reason)
                     continue
@@ -223,6 +226,15 @@ class _Home:
     room: Room
     candidates: dict[ModelId, ModelOptions] = field(default_factory=dict)
     balance: dict[ModelId, int] = field(default_factory=dict)
+
+
+def _of_known_shares(
+    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, demands: Sequence[ResourceDemand]
+) -> tuple[ResourceDemand, ...]:
+    """Those whose Creq, which is their share, the profile knows."""
+    profile = profiles.get((model.model_id, gpu.gpu_type))
+    least_percent = 0.0 if profile is None else profile.share_percent_min
+    return tuple(one for one in demands if not 0 < one.compute_percent < least_percent)
 
 
 def _balance(profiled: Sequence[ResourceDemand]) -> int:

@@ -25,7 +25,7 @@ from policies.solver import Solved, prove
 from profiles.interference import interference_named
 from profiles.model import LinearProfile
 from profiles.store import shipped_profile
-from tests.requirement_profiles import Case, Cell, case, v100s
+from tests.requirement_profiles import Case, Cell, by_share, case, v100s
 
 
 def conditions(of: Case, strength: float = 1.0, **rest: Any) -> Conditions:
@@ -57,6 +57,13 @@ def test_two_slices_side_by_side_carry_what_one_cannot() -> None:
     assert first.batch_max == 8
     assert placement.expected_goodput_rps == pytest.approx(1200)
     assert placement.unplaced == ()
+
+
+def test_rivals_that_want_shares_nobody_measured_are_no_reason_to_plan_nothing() -> None:
+    of = by_share(case({"a": (100, 500, HALF), "b": (100, 500, HALF)}), 50.0)
+    placement = place(of)
+    assert {model_id for _, model_id, _ in hosted(placement)} == {"a", "b"}
+    assert {p.share_percent for p in placement.slices} == {None}
 
 
 def test_what_the_slices_cannot_carry_is_unplaced() -> None:

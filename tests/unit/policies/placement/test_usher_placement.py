@@ -15,7 +15,7 @@ from policies.placement.registry import placement_policy
 from policies.placement.usher.grouping import balanced_groups
 from profiles.gpu import gpu_profile
 from profiles.store import shipped_profile
-from tests.requirement_profiles import Case, Cell, case, check_sound, v100s
+from tests.requirement_profiles import Case, Cell, by_share, case, check_sound, v100s
 
 FAST = {4: Cell(4, 30), 8: Cell(6, 40)}  # 1000 and 1333 requests per second
 SLOW = {4: Cell(40, 60), 8: Cell(70, 70)}  # 100 and 114
@@ -89,6 +89,19 @@ def test_given_groups_keep_their_order_unless_told_otherwise() -> None:
 
 
 # ---------------------------------------------------------------- options and shares
+
+
+@pytest.mark.parametrize(("least_percent", "batches"), [(10.0, {4, 8}), (25.0, {8}), (60.0, set())])
+def test_a_share_that_the_profile_does_not_know_is_no_option(least_percent: float, batches: set[int]) -> None:
+    of = by_share(case({"a": (60, 5, {4: Cell(10, 20), 8: Cell(16, 40)})}), least_percent)
+    plan = placement_policy("usher", {}).place(of.models, of.gpus, of.profiles)
+    (known,) = of.profiles.values()
+    for planned in plan.slices:
+        known.exec_table(planned.share_percent)
+    assert {m.batch for p in plan.slices for m in p.models} <= batches
+    assert bool(plan.slices) == bool(batches)
+    reasons = [one.reason for one in plan.unplaced]
+    assert reasons == ([] if batches else ["its batches want smaller shares than the smallest one profiled"])
 
 
 def test_a_growing_cluster_meets_all_rates_with_the_fewest_gpus() -> None:
