@@ -3,7 +3,7 @@
 W is the time-weighted SM utilisation of a batch on the whole GPU (thesis section 5.3.2), s its slice's share, d =
 min(W, s) what it occupies at most, all as fractions of the GPU:
 
-    own cap      1 + 2.4 (W/s - 1)            where s < W, else 1
+    own cap      1 + 2.4 (W/s - 1)            where s < W and the profile was not measured by share, else 1
     neighbours   max(Σ d, 1 + d_own Σ d_others)
     slowdown     1 + strength (own cap · neighbours - 1)
 
@@ -40,7 +40,8 @@ class SmInterference:
         """Without neighbours, what the slice's own share costs."""
         wanted = self._wanted[running.model_id].fraction(running.batch_size)
         share = running.share_or_whole / 100
-        factor = 1 + CAP_STEEPNESS * (wanted / share - 1) if share < wanted else 1.0
+        is_capped = share < wanted and not self._wanted[running.model_id].is_share_measured
+        factor = 1 + CAP_STEEPNESS * (wanted / share - 1) if is_capped else 1.0
         if neighbours:
             own = min(wanted, share)
             others = sum(map(self._occupied, neighbours))
@@ -56,10 +57,12 @@ class WantedSms:
     """W by batch size, from `points` in percent: linear between profiled sizes, the nearest one outside, and it never falls.
 
     A larger batch launches at least as many blocks; where a table says otherwise another algorithm was chosen
-    for it, and following the dip would make a capped batch faster than a smaller one.
+    for it, and following the dip would make a capped batch faster than a smaller one. `is_share_measured`: the profile's
+    run times are of each share already, so that only the neighbours cost something besides.
     """
 
-    def __init__(self, points: Mapping[int, float]) -> None:
+    def __init__(self, points: Mapping[int, float], *, is_share_measured: bool = False) -> None:
+        self.is_share_measured = is_share_measured
         self._batch_sizes = list(points)
         self._fractions = [percent / 100 for percent in accumulate(points.values(), max)]
 
@@ -81,7 +84,7 @@ def _wanted(profile: ModelProfile) -> WantedSms | None:
         for batch_size, need in sorted(profile.requirements.items())
         if need.weighted_sm_percent is not None
     }
-    return WantedSms(points) if points else None
+    return WantedSms(points, is_share_measured=profile.share_percent_min > 0) if points else None
 
 
 LAW = InterferenceLaw(

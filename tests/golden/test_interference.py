@@ -7,6 +7,7 @@ import pytest
 from fabric.ids import ModelId
 from profiles.device_model import DeviceModel
 from profiles.interference import Interference, Running, interference_named
+from profiles.model import TableProfile
 from profiles.store import shipped_data, shipped_profile
 
 
@@ -71,6 +72,22 @@ def test_sm_a_cap_below_what_a_batch_needs_by_hand() -> None:
     assert model.slowdown(running("resnet50", 4, 17.55), []) == pytest.approx(3.558632, abs=1e-6)
     assert model.slowdown(running("bert", 4, 31.83), []) == pytest.approx(5.900283, abs=1e-6)
     assert model.slowdown(running("resnet50", 4, 36.26), []) == 1.0
+
+
+def test_sm_a_share_that_the_profile_was_measured_at_costs_nothing_besides() -> None:
+    """At 25 % of 36.26 % the table says 20 ms for 6.78: a cap's own factor would count that again, to 41.6 ms.
+
+    What a neighbour costs stays: beside alexnet/4 (47.07 %) at 50 % 1 + 0.25 · 0.4707 = 1.117675.
+    """
+    profiles = {ModelId(name): shipped_profile(f"thesis-v100/{name}") for name in ("resnet50", "alexnet")}
+    whole = profiles[ModelId("resnet50")]
+    columns = {25.0: {1: 20.0, 4: 20.0}, 100.0: {1: 6.78, 4: 6.78}}
+    profiles[ModelId("resnet50")] = TableProfile(columns, usage=whole.usage)
+    device = DeviceModel(profiles, interference_named("sm", profiles, "v100"))
+    assert device.exec_ms(running("resnet50", 4, 25)) == 20.0
+    assert device.exec_table(ModelId("resnet50"), 25)[3] == 20.0
+    beside_ms = device.exec_ms(running("resnet50", 4, 25), [running("alexnet", 4, 50)])
+    assert beside_ms == pytest.approx(20.0 * 1.117675, abs=1e-6)
 
 
 def test_sm_neighbours_without_a_cap_by_hand() -> None:
