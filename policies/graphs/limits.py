@@ -18,7 +18,7 @@ def limits(
     profiles: Profiles,
     slo_ms: Mapping[ModelId, float],
 ) -> list[Decision]:
-    """One for each application whose run times are known. Other requests of its models are left out of account.
+    """One for each application whose run times are known wherever it is hosted. Other requests of its models are left out of account.
 
     A stage's batch may take half of its model's SLO, as in squishy packing.
     """
@@ -27,7 +27,11 @@ def limits(
     gpu_types = {gpu.index: gpu.gpu_type for gpu in gpus}
     found = []
     for plan in plans:
-        if not plan.is_known:
+        asked = {stage.model_id for stage in plan.graph.stages}
+        hosted = (
+            (one.model_id, gpu_types[planned.gpu]) for planned in placement.slices for one in planned.models
+        )
+        if not plan.is_known or any(one not in profiles for one in hosted if one[0] in asked):
             continue
         slices = [
             {

@@ -263,3 +263,15 @@ def test_to_a_placement_policy_an_application_is_the_models_that_its_stages_ask(
     assert placed.slices == wanted.slices
     (why,) = [one for one in placed.decisions if one.subject == "application traffic"]
     assert why.chosen.removeprefix("bottleneck: stage ") in ("detect", "cars", "people")
+
+
+def test_an_application_has_no_limit_where_a_model_of_it_runs_on_a_real_gpu_that_nobody_profiled() -> None:
+    line = {"alpha_ms": 1.0, "beta_ms": 9.0, "max_batch": 32}
+    ssd = {"name": "ssd", "loader": {"python": "a.b:C"}, "profile": {"by_type": {"a": line}}}
+    nodes = [{"host": kind, "gpus": 1, "type": kind, "device": "cuda", "memory_gb": 16} for kind in "ab"]
+    application = {"name": "one", "slo_ms": 120, "rate_rps": 10, "stages": {"detect": {"model": "ssd"}}}
+    document = {"models": [ssd], "applications": [application], "cluster": {"nodes": nodes}}
+    for first, expected in ((0, 0), (1, 1)):
+        config = read({**document, "cluster": {"nodes": nodes[: 2 - first]}})
+        subjects = [one.subject for one in config.place().decisions]
+        assert subjects.count("application one") == expected
