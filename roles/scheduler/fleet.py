@@ -275,12 +275,12 @@ class Fleet:
         self.absences.end(record.spec.slice_id, self.now_ms)
         self.version += 1
 
-    def used_percent(self) -> Mapping[GpuRef, float]:
-        """Of each GPU with slices, what all of them have."""
-        used: dict[GpuRef, float] = defaultdict(float)
+    def granted_percent(self) -> Mapping[GpuRef, float]:
+        """Of each GPU with slices the sum of their shares, 100 for one without a limit; a pipeline's is on its first GPU."""
+        granted: dict[GpuRef, float] = defaultdict(float)
         for record in self.slices.values():
-            used[GpuRef(record.node_id, record.spec.gpu)] += record.spec.share_percent or WHOLE_PERCENT
-        return used
+            granted[GpuRef(record.node_id, record.spec.gpu)] += record.spec.share_percent or WHOLE_PERCENT
+        return granted
 
     def slo_ms(self, model_id: ModelId) -> float:
         """Of a model that is served."""

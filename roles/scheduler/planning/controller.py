@@ -371,7 +371,7 @@ class Controller:
         broken = self._run_time_watch.broken(now_ms)
         if not broken:
             return
-        used = self._fleet.used_percent()
+        granted = self._fleet.granted_percent()
         for slice_id, ratio in sorted(broken.items(), key=lambda item: -item[1]):  # the worst first
             record = self._fleet.slices.get(slice_id)
             if record is None or not record.takes_batches or self._task is not None:
@@ -381,7 +381,7 @@ class Controller:
                 continue
             self._grown_until_ms[gpu] = now_ms + GROWTH_REST_MS
             late = f"slice {slice_id} ran {100 * (ratio - 1):.0f} % longer than promised"
-            share, free = record.spec.share_percent or WHOLE_PERCENT, WHOLE_PERCENT - used[gpu]
+            share, free = record.spec.share_percent or WHOLE_PERCENT, WHOLE_PERCENT - granted[gpu]
             if free <= 0:
                 self._note(f"{late}: its GPU has no share left")
                 continue
@@ -447,6 +447,8 @@ class Controller:
             return
         if isinstance(task.change, ModelsAdd):
             task.desired = _with_declared(task.desired, task.change, made)
+        if task.grown is not None:
+            made = replace(made, unplaced=task.unplaced_before)  # nothing was placed anew
         self._desired, self._made = task.desired, made
         self._actuator.put_models(zip(made.models, map(int, made.priorities), strict=True), now_ms)
         for kept in made.kept:

@@ -786,3 +786,21 @@ def test_a_dry_run_is_answered_like_the_change_and_changes_nothing(
     dry.hear(OPERATOR, change)  # and it can be done for real then
     dry.run(20_000)
     assert (dry.answer(), dry.hosted()) == (told, real.hosted())
+
+
+def test_what_has_no_place_is_still_told_of_after_one_slice_has_grown() -> None:
+    hosts = [{"model": "a", "batch": 4}]
+    given = [{"gpu": 0, "share_percent": 25, "models": hosts}]
+    nodes = [{"host": "left", "gpus": 1}]
+    stage = Stage(model("a"), model("b"), nodes=nodes, placement={"given": {"slices": given}})
+    stage.run(100)
+    controller = stage.scheduler.controller
+    assert controller is not None
+    for _ in range(40):
+        for record in list(stage.scheduler._fleet.slices.values()):
+            controller._run_time_watch.note(record, ModelId("a"), 1, 11.0)
+        stage.run(100)
+    plan = stage.status().plan
+    assert plan is not None
+    assert plan.moves_done == 1
+    assert [one.model_id for one in plan.unplaced] == ["b"]
