@@ -23,7 +23,9 @@ from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.planning.actuator import Actuator, OrderOf
 from roles.scheduler.planning.usable_gpus import GpuPresence
 
-START_LIMIT_MS = 300_000.0  # a model may take 150 s to load, and be tried again
+START_LIMIT_MS = (
+    300_000.0  # for each model of a slice, one after the other: it may take 150 s to load, and be tried again
+)
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
 LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way to the frontends
 
@@ -88,12 +90,13 @@ class RunningMove:
         self._draining: dict[SliceId, _Draining] = {}
         self._stopped: list[NewSlice] = []
         """Slices that ended before what comes in their place was there; for a roll-back, then under their next names."""
-        self._began_at_ms: float | None = None
+        self._loads_since_ms: float | None = None
+        """When the last slice was begun; of a move that only changes slices, when it began."""
 
     @property
     def is_begun(self) -> bool:
         """Whether anything was done."""
-        return self._began_at_ms is not None
+        return self._loads_since_ms is not None
 
     @property
     def is_over(self) -> bool:
@@ -102,8 +105,8 @@ class RunningMove:
 
     def advance(self, fleet: Fleet, actuator: Actuator, now_ms: float) -> None:
         """Do what can be done now; to be called whenever a slice may have changed."""
-        if self._began_at_ms is None:
-            self._began_at_ms = now_ms
+        if self._loads_since_ms is None:
+            self._loads_since_ms = now_ms
         if self.stage is MoveState.STARTING:
             self._start(fleet, actuator, now_ms)
         self._end_drained(fleet, actuator, now_ms)
@@ -145,6 +148,7 @@ class RunningMove:
         for start in self._not_begun():
             if not any(one in fleet.slices for one in start.after):
                 self._begun[start.spec.slice_id] = start
+                self._loads_since_ms = now_ms
                 actuator.start(start, self._order_of(start.node_id, start.spec))
         problem = self._problem(fleet, now_ms)
         if problem:
@@ -158,7 +162,7 @@ class RunningMove:
         if firsts <= ready and are_changed:
             for start in self._not_begun():
                 _expect(start, fleet, now_ms)
-            for slice_id in {one for start in self.starts for one in start.after}:
+            for slice_id in dict.fromkeys(one for start in self.starts for one in start.after):
                 record = fleet.slices.get(slice_id)
                 if record is not None and not record.is_draining:
                     self._drain(record, actuator, now_ms)
@@ -199,10 +203,18 @@ class RunningMove:
             for out in self._left_out_of(record):
                 if not self._is_left_out_already(fleet, out.model_id):
                     return f"slice {slice_id} cannot host {out.model_id}: {out.reason}"
-        assert self._began_at_ms is not None, "only `advance` calls this"
-        if now_ms - self._began_at_ms > START_LIMIT_MS:
-            return f"not ready within {START_LIMIT_MS / 1e3:g} s"
+        assert self._loads_since_ms is not None, "only `advance` calls this"
+        limit_ms = START_LIMIT_MS * self._loads_in_turn
+        if now_ms - self._loads_since_ms > limit_ms:
+            return f"not ready within {limit_ms / 1e3:g} s"
         return ""
+
+    @property
+    def _loads_in_turn(self) -> int:
+        """How many models one slice must load, one after the other."""
+        starts = (len(start.spec.models) for start in self._begun.values())
+        changes = (len(changed.added) for changed in self._changed.values())
+        return max((1, *starts, *changes))
 
     def _left_out_of(self, record: SliceRecord) -> Iterator[LeftOut]:
         """What it cannot host and should by this move."""

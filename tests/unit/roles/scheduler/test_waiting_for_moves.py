@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from msgspec.structs import replace
 
@@ -14,19 +18,22 @@ from fabric.messages import (
     Grant,
     ModelSet,
     MoveInfo,
+    PlanAsked,
+    PlanMade,
     RunBatch,
     SliceChanged,
     SliceStatus,
 )
 from roles.runtime.core import Tick
 from roles.scheduler.planning.make_plan import make_plan
-from roles.scheduler.planning.running_move import LINGER_MS
+from roles.scheduler.planning.running_move import LINGER_MS, START_LIMIT_MS
 from tests.unit.roles.scheduler.test_controller import (
     FIRST,
     FRONTEND,
     OPERATOR,
     Stage,
     add,
+    model,
     one_slice,
     started_anew,
 )
@@ -100,6 +107,39 @@ def moving() -> Stage:
     return stage
 
 
+def anew_one_by_one(asked: PlanAsked) -> PlanMade:
+    """A plan that has no slice stay: the first is started beside them, the last one when all have ended."""
+    made = make_plan(replace(asked, current=()))
+    first, *_, last = (start for move in made.moves for start in move.starts)
+    ends = tuple(one.slice_id for one in asked.current)
+    return replace(made, moves=(MoveInfo(0, (first, replace(last, after=ends)), ends),))
+
+
+def on_gpus(count: int) -> Stage:
+    stage = Stage(model("a"), nodes=[{"host": "left", "gpus": count}], placement="symphony")
+    stage.make_plan = anew_one_by_one
+    stage.run(2)
+    return stage
+
+
+def rolled_back() -> list[str]:
+    """All that was sent until a move has failed that had ended eight slices."""
+    stage = on_gpus(8)
+    stage.is_starting_slow = True
+    stage.hear(OPERATOR, ModelSet(1, A, slo_ms=150.0))
+    stage.run(2)
+    come(stage, SliceId("left/gpu0/1"))
+    stage.run(1_000)
+    tell(stage, SliceId("left/gpu7/1"), "failed")
+    stage.run(1_000)
+    assert stage.answer().status == "failed"
+    assert sorted(stage.hosted()) == [
+        "left/gpu0/2",
+        *(f"left/gpu{gpu}/{2 if gpu == 7 else 1}" for gpu in range(1, 8)),
+    ]
+    return list(map(repr, stage.sent))
+
+
 def test_what_is_queued_and_what_comes_while_the_old_slice_ends_waits_for_the_new_one() -> None:
     stage = moving()
     assert dropped(stage) == [(3, "NoReplica", LINGER_MS + START_MS)], "it cannot wait so long"
@@ -157,6 +197,53 @@ def test_a_move_that_is_given_up_before_its_start_has_begun_is_waited_for_no_mor
     assert stage.hosted() == {OLD_AGAIN: ["a"]}
     come(stage, OLD_AGAIN)
     assert granted(stage) == [0, 1, 2]
+
+
+def test_a_slice_has_as_long_as_its_models_take_one_after_the_other() -> None:
+    stage = one_slice("a", "b", nodes=("left", "right"))
+    stage.run(2)
+    stage.is_starting_slow = True
+    stage.node_goes("right")
+    stage.run(60_000)
+    stage.node_comes("right")
+    stage.run(START_LIMIT_MS + 50_000)
+    (new,) = stage.running[NodeId("right")]
+    stage.start(NodeId("right"), stage.running[NodeId("right")][new])
+    stage.run(1_000)
+    plan = stage.status().plan
+    assert plan is not None
+    assert (plan.moves_failed, plan.state) == (0, "steady")
+    stage.node_goes("right")
+    stage.run(60_000)
+    stage.node_comes("right")
+    stage.run(2 * START_LIMIT_MS + 10_000)
+    plan = stage.status().plan
+    assert plan is not None
+    assert plan.moves_failed == 1, "for ever it is not waited for"
+    assert any(f"not ready within {2 * START_LIMIT_MS / 1e3:g} s" in one for one in plan.lately)
+
+
+def test_what_starts_only_when_old_slices_have_ended_has_all_its_time_from_then_on() -> None:
+    stage = on_gpus(2)
+    stage.is_starting_slow = True
+    stage.hear(OPERATOR, ModelSet(1, A, slo_ms=150.0))
+    for gpu in range(2):
+        stage.run(0.8 * START_LIMIT_MS)
+        come(stage, SliceId(f"left/gpu{gpu}/1"))
+    stage.run(1_000)
+    assert stage.answer().status == "ok"
+    assert sorted(stage.hosted()) == ["left/gpu0/1", "left/gpu1/1"]
+
+
+def test_a_move_and_its_roll_back_do_not_depend_on_the_hash_seed_of_the_process() -> None:
+    command = [sys.executable, "-c", f"from {__name__} import rolled_back; print(rolled_back())"]
+    told = {
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
 
 
 def test_a_slice_that_drains_serves_nobody_and_all_are_told() -> None:
