@@ -15,7 +15,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-TIME_LIMIT_S = 10.0  # Symphony's own, for re-partitioning every few minutes (appendix A)
+TIME_LIMIT_S = 10.0  # of all programs of one plan, by default; Symphony's own (appendix A)
+
+
+@dataclass(slots=True)
+class SolverTime:
+    """What is left of the time that the programs of one plan have together, in s."""
+
+    left_s: float = TIME_LIMIT_S
+
+    def spend(self, time_s: float) -> None:
+        """One of them took so long."""
+        self.left_s = max(0.0, self.left_s - time_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ def _solved(
     try:
         program.solve(solver)
     except pulp.PulpSolverError:
+        program.stopClock()
         return None  # CBC says so when the clock stopped it before its first solution
     # `status` calls whatever a clock stopped optimal; only `sol_status` tells the two apart.
     if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fabric.ids import ModelId
+from policies.solver import SolverTime
 from policies.subclusters.base import NO_BOUNDS, Bounds, Partition, PartitionModel, Problem, fits
 from policies.subclusters.milp import solve_partition
 
@@ -22,15 +23,17 @@ def partition(
     subclusters: int,
     current: Mapping[ModelId, int] | None = None,
     bounds: Bounds = NO_BOUNDS,
+    time: SolverTime | None = None,
 ) -> Partition:
     """Partition `models` (each id once) into `subclusters` (1 or more) even ones, within `bounds`.
 
-    The search always runs, within about a second. The solver runs, for 10 s at most, where it may do better by
-    more than a percent of the average: on few models, or where the search found no place for some of them.
+    The search always runs, within about a second. The solver runs, for what is left of `time` (10 s where it is not given), where
+    it may do better by more than a percent of the average: on few models, or where the search found no place for some of them.
     The better answer is returned, and both always are within the bounds: what finds no place is `unplaced`.
     """
     from policies.subclusters.search import search_partition  # noqa: PLC0415  NumPy: few clusters have sub-clusters
 
+    time = time or SolverTime()
     problem = Problem.of(models, subclusters, current, bounds)
     found = search_partition(problem)
     if found.unplaced:
@@ -38,7 +41,7 @@ def partition(
     else:
         is_small = len(problem.models) * subclusters <= _SOLVER_CELLS_MAX
         is_worth_solving = is_small and found.objective_percent > _CLOSE_ENOUGH_PERCENT
-    solved = solve_partition(problem) if is_worth_solving else None
+    solved = solve_partition(problem, time) if is_worth_solving and time.left_s > 0 else None
     if solved is None:
         return found
     if _badness(solved) < _badness(found):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from policies.solver import TIME_LIMIT_S, quiet_pulp, solve
+from policies.solver import SolverTime, quiet_pulp, solve
 from policies.subclusters.base import Partition, Problem
 
 if TYPE_CHECKING:
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 _GAP = 1e-5
 
 
-def solve_partition(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Partition | None:
-    """The best partition that the solver finds in time, or None.
+def solve_partition(problem: Problem, time: SolverTime | None = None) -> Partition | None:
+    """The best partition that the solver finds in what is left of `time`, 10 s where it is not given, or None.
 
     None: no solver is installed, the bounds cannot be kept, or the time was too short for any solution. A
     solution places every model. Stopped by the clock, the answer may differ from run to run.
     """
     with quiet_pulp() as pulp:
-        return None if pulp is None else _solve(pulp, problem, time_limit_s)
+        return None if pulp is None else _solve(pulp, problem, time or SolverTime())
 
 
-def _solve(pulp: Any, problem: Problem, time_limit_s: float) -> Partition | None:
+def _solve(pulp: Any, problem: Problem, time: SolverTime) -> Partition | None:
     program, chosen = _program(pulp, problem)
-    solved = solve(pulp, program, time_limit_s, _GAP)
+    solved = solve(pulp, program, time.left_s, _GAP)
+    time.spend(program.solutionTime)
     if solved is None:
         return None
     places = _places(problem, chosen)

@@ -54,6 +54,7 @@ from roles.scheduler.build import Prepared, begun_anew, scheduler_core
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.metrics import measured_standing
 from roles.scheduler.planning.desired_state import ControllerSettings
+from roles.scheduler.planning.plan_launcher import plan_limit_s
 from roles.scheduler.planning.saved_plan import SavedPlan
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
@@ -145,7 +146,7 @@ class SchedulerShell:
             if other != role_id
         }
         self._outbox = Outbox(self.link, self._refused)
-        self._planner = own.make_planner()
+        self._planner = own.make_planner(plan_limit_s(config.placement))
         self._rehearser = own.make_rehearser()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(

@@ -52,7 +52,8 @@ class SchedulerSurroundings(Struct, frozen=True):
     clock: Clock = field(default_factory=MonotonicClock)
     incarnation: Incarnation = field(default_factory=new_incarnation)
     transport: Transport = ZMQ
-    make_planner: Callable[[], Asking[PlanAsked]] = PlanLauncher
+    make_planner: Callable[[float], Asking[PlanAsked]] = PlanLauncher
+    """Of the seconds that a plan may take."""
     make_rehearser: Callable[[], Asking[RehearsalAsked]] = RehearsalLauncher
     first_batch_id: Callable[[], BatchId] = drawn_batch_id
     write_file: Callable[[Path, str], None] = write_whole

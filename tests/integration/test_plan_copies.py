@@ -55,7 +55,7 @@ class Active:
     """Scheduler 0 of two in its real shell, which agents that this plays have made the active one. Its moments are ours."""
 
     def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        surroundings = SchedulerSurroundings(make_planner=Unanswering)
+        surroundings = SchedulerSurroundings(make_planner=lambda _: Unanswering())
         written = Written(parse_config(DOCUMENT, run_dir), DOCUMENT, run_dir)
         self.shell = SchedulerShell(written, run_dir, surroundings=surroundings)
         self.copies: list[PlanCopy] = []

@@ -22,6 +22,7 @@ from policies.placement.common.base import (
 )
 from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.symphony.hosting import Hosting
+from policies.solver import SolverTime
 from policies.subclusters import Bounds, Partition, PartitionModel, partition
 
 # Of all the memory that models take, how much may be unloaded and loaded at one re-plan besides new models:
@@ -62,9 +63,10 @@ def subclusters_of(
         whole = {model.model_id: 0 for model in models}
         return Subclusters(whole, {gpu.index: 0 for gpu in gpus}, {}, violations)
     weights = _weights(hostable, possible, profiles)
+    time = SolverTime()
     best: tuple[int, Subclusters] | None = None
     for fewer in range(count, 0, -1):
-        lost, divided = _divided(hostable, gpus, possible, weights, profiles, current, fewer)
+        lost, divided = _divided(hostable, gpus, possible, weights, profiles, current, fewer, time)
         if best is None or lost < best[0]:
             best = lost, divided
             if fewer < wanted:
@@ -122,10 +124,11 @@ def _divided(
     profiles: Profiles,
     current: Placement | None,
     count: int,
+    time: SolverTime,
 ) -> tuple[int, Subclusters]:
     """So many sub-clusters, and how many models they cannot host."""
     now = _Now.of(current, count)
-    found = _partition(models, possible, weights, profiles, now.of_model, count)
+    found = _partition(models, possible, weights, profiles, now.of_model, count, time)
 
     load = [0.0] * count
     for model_id, place in found.subcluster_of.items():
@@ -198,6 +201,7 @@ def _partition(
     profiles: Profiles,
     now: Mapping[ModelId, int],
     count: int,
+    time: SolverTime,
 ) -> Partition:
     """Keep within the smallest memory among the kinds, if that places them all, else within the next larger.
 
@@ -209,9 +213,9 @@ def _partition(
     ]
     moved = sum(one.move_cost * (_DISRUPTION_MAX if one.model_id in now else 1.0) for one in inputs)
     for memory_bytes in sorted({gpu.memory_bytes for hosts in possible.values() for gpu in hosts}):
-        found = partition(inputs, count, now, Bounds(memory_bytes=memory_bytes, disruption=moved))
+        found = partition(inputs, count, now, Bounds(memory_bytes=memory_bytes, disruption=moved), time)
         if found.unplaced and now:  # too tight a fit to be kept: better moved than left out
-            found = partition(inputs, count, now, Bounds(memory_bytes=memory_bytes))
+            found = partition(inputs, count, now, Bounds(memory_bytes=memory_bytes), time)
         if not found.unplaced:
             break
     return found

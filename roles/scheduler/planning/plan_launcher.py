@@ -13,22 +13,31 @@ from collections.abc import Sequence
 
 from fabric.errors import FabricError
 from fabric.messages import PlanAsked, PlanMade
+from policies.placement.registry import PLACEMENTS
+from policies.solver import TIME_LIMIT_S
+from roles.config.cluster import PolicyChoice
 from roles.runtime.core import PLANNER, Heard
 from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.mailbox import Mailbox
 from roles.runtime.process import child_environment, end_by_force, module_command
 
-LIMIT_S = 60.0  # a solver has 10 s; the rest is for a machine that is busy
+BESIDE_SOLVER_S = 50.0  # to read, search and find moves, on cores where others come first
 PLAN_COMMAND = module_command("roles.scheduler.planning.plan_process")
 _WORDS_MAX = 300
 _READ_BYTES = 65_536
 _WORDS_WITHIN_S = 1.0  # a process that the child left behind may hold its stderr open
 
 
-class PlanLauncher(Mailbox[Heard]):
-    """Makes one plan at a time, as a source of the driver. Whatever becomes of the process, there is one answer."""
+def plan_limit_s(placement: PolicyChoice) -> float:
+    """How long the process of one plan may take: what the policy gives its solver, and 50 s."""
+    given = placement.options.get("time_limit_s") if placement.name in PLACEMENTS else None
+    return BESIDE_SOLVER_S + (TIME_LIMIT_S if given is None else given)
 
-    def __init__(self, limit_s: float = LIMIT_S, command: Sequence[str] = PLAN_COMMAND) -> None:
+
+class PlanLauncher(Mailbox[Heard]):
+    """Makes one plan at a time, as a source of the driver, each within `limit_s`. Whatever becomes of the process, there is one answer."""
+
+    def __init__(self, limit_s: float, command: Sequence[str] = PLAN_COMMAND) -> None:
         super().__init__()
         self._limit_s = limit_s
         self._command = command

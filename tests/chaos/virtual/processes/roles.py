@@ -104,7 +104,7 @@ class SchedulerProcess(Process):
             self,
             self.incarnation,
             self.transport,
-            lambda: _Asked(self, PLANNER, make_plan),
+            lambda _: _Asked(self, PLANNER, make_plan),
             lambda: _Asked(self, REHEARSER, make_rehearsal),
             world.next_batch_id,
             self._write_file,

@@ -10,6 +10,8 @@ from fabric.ids import ModelId, NodeId
 from policies.connected_models import components
 from policies.placement.common.base import GpuSlot, PlacedModelInput, Placement, Profiles
 from policies.placement.registry import placement_policy
+from policies.solver import SolverTime
+from policies.subclusters.base import Problem
 from profiles.model import LinearProfile
 
 GIB = 2**30
@@ -213,3 +215,18 @@ def test_equal_inputs_have_equal_plans_also_where_subclusters_divide_by_the_type
         for m in asked
     ]
     assert policy.place(slower, slots, known, plans[-1]).slices == plans[-1].slices
+
+
+def test_all_divisions_of_a_plan_have_one_solvers_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that leaves models out asks the solver, for each size of memory; two of 4 GB fit into each of four sizes."""
+    given_s: list[float] = []
+
+    def unsolved(problem: Problem, time: SolverTime) -> None:
+        given_s.append(time.left_s)
+        time.spend(4.0)
+
+    monkeypatch.setattr("policies.subclusters.solve_partition", unsolved)
+    rates: dict[str, float | None] = dict.fromkeys("abcdefg", 100.0)
+    slots = [gpu for place in range(4) for gpu in gpus(2, memory_gb=10 + place / 4, first=2 * place)]
+    assert len(place(rates, slots, 3, memory_gb=4).unplaced) == 1
+    assert given_s == [10.0, 6.0, 2.0], "and the fourth has none"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.ids import ModelId
+from policies.solver import SolverTime
 from policies.subclusters import NO_BOUNDS, Bounds, PartitionModel, partition
 from policies.subclusters import search as search_module
 from policies.subclusters.base import Problem
@@ -262,7 +263,9 @@ def test_a_solver_stopped_at_once_gives_a_partition_or_none_and_never_half_a_one
 ) -> None:
     monkeypatch.setattr(pulp.HiGHS, "available", lambda _: is_highs)
     problem = problem_of(drawn(1, 100), 8, bounds=Bounds(memory_bytes=6000))
-    solved = solve_partition(problem, time_limit_s=0.05)
+    time = SolverTime(0.05)
+    solved = solve_partition(problem, time)
+    assert time.left_s < 0.05
     assert solved is None or (len(solved.subcluster_of) == 100 and solved.gap_percent > 0)
 
 

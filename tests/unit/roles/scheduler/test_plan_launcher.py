@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import pytest
 
 from fabric.messages import PlanAsked, PlanMade
+from roles.config.cluster import placement_choice
 from roles.runtime.core import Heard
 from roles.runtime.loop.driver import Driver, Role
-from roles.scheduler.planning.plan_launcher import PLAN_COMMAND, PlanLauncher
+from roles.scheduler.planning.plan_launcher import PLAN_COMMAND, PlanLauncher, plan_limit_s
 from tests.integration.proc import CLOCK, WAIT_MS
 from tests.scarcity import no_descriptors
 
@@ -123,7 +124,7 @@ def test_a_process_that_cannot_be_started_is_an_answer() -> None:
 
 
 def test_no_descriptors_for_a_process_are_an_answer() -> None:
-    planner = PlanLauncher()
+    planner = PlanLauncher(60.0)
     try:
         with no_descriptors():
             planner.start(ASKED)
@@ -133,3 +134,18 @@ def test_no_descriptors_for_a_process_are_an_answer() -> None:
     assert isinstance(heard.message, PlanMade)
     assert "could not be started" in heard.message.reason
     assert "Too many open files" in heard.message.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "limit_s"),
+    [
+        ("symphony", {}, 60.0),
+        ("ao-milp", {}, 60.0),
+        ("ao-milp", {"time_limit_s": 120}, 170.0),
+        ("wsm-milp", {"time_limit_s": 1}, 51.0),
+    ],
+)
+def test_a_plan_has_the_time_of_its_solver_and_fifty_seconds(
+    name: str, options: dict[str, float], limit_s: float
+) -> None:
+    assert plan_limit_s(placement_choice(name, options, None, 0)) == limit_s
