@@ -88,13 +88,14 @@ def follow(url: str, stop: threading.Event, read: list[int]) -> None:
     """Ask as a tab does."""
     import json  # noqa: PLC0415  of readers only
 
-    address, after = urlsplit(url).netloc, 0
+    address, after, served = urlsplit(url).netloc, 0, ""
     while not stop.is_set():
         connection = http.client.HTTPConnection(address, timeout=20)
-        connection.request("GET", f"/feed?after={after}")
+        connection.request("GET", f"/feed?after={after}&served={served}")
         body = connection.getresponse().read()
         connection.close()
-        frames = json.loads(body)["frames"]
+        told = json.loads(body)
+        frames, served = told["frames"], told["served"]
         after = frames[-1]["seq"] if frames else after
         read.append(len(body))
         stop.wait(1.0)

@@ -112,7 +112,7 @@ class Played(Feed):
         self.answers = 0
         self._until_ms = self._zero_ms - 1e3 * SHOWN_FROM_S
 
-    def answer(self, after: int, now_ms: float) -> bytes:
+    def answer(self, after: int, served: str, now_ms: float) -> bytes:
         """All seconds up to the one that is its turn."""
         del now_ms
         self.answers += 1
@@ -128,7 +128,7 @@ class Played(Feed):
                 float("-inf"),
             )
             self.look(look)
-        return super().answer(after, self._until_ms)
+        return super().answer(after, served, self._until_ms)
 
 
 def _between(its: list[Any], from_ms: float, until_ms: float) -> list[Any]:

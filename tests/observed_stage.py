@@ -93,6 +93,7 @@ def observed(
         batches,
         arrivals.by_model(),
         arrivals.bin_ms,
+        arrivals.offered,
         bad,
         replicas,
         late_timers_ms or {"scheduler-0": 0.1, "frontend-0": 0.1},

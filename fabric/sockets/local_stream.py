@@ -164,8 +164,10 @@ class LocalStream:
         if not self._unsent:
             self._poll.modify(self.descriptor, _HEARING)
 
-    def keep_apart(self) -> None:
-        """What waits may for long: copy what is part of something much larger."""
+    def keep_apart(self, since_ms: float) -> None:
+        """What has waited since then may for long: copy what is part of something much larger."""
+        if self._unsent_from_ms != since_ms:
+            return  # all of that was read, and what waits now has only begun to
         for buffers in self._unsent:
             buffers[:] = [memoryview(one) for one in kept_apart(buffers)]
 

@@ -65,7 +65,7 @@ class LocalStreams:
         self._poll = select.epoll()
         self._streams: dict[int, LocalStream] = {}
         self._waiting: deque[LocalStream] = deque()  # those that may have a message, in turn
-        self._slow: deque[tuple[float, LocalStream]] = deque()  # something waits for them, and since when
+        self._slow: deque[tuple[float, LocalStream]] = deque()  # when something began to wait for them
         self._ungreeted: deque[tuple[float, LocalStream]] = deque()  # those accepted last, and until when
         self._listeners: dict[int, tuple[socket.socket, Path]] = {}
         self._listen_again: list[Path] = []  # once there are descriptors again
@@ -219,7 +219,8 @@ class LocalStreams:
 
     def _keep_apart(self, now_ms: float) -> None:
         while self._slow and now_ms > self._slow[0][0] + SLOW_FROM_MS:
-            self._slow.popleft()[1].keep_apart()
+            since_ms, stream = self._slow.popleft()
+            stream.keep_apart(since_ms)
 
     def _accept(self, descriptor: int) -> None:
         listener, path = self._listeners[descriptor]

@@ -111,6 +111,7 @@ def situation_of(report: Remembered) -> Situation:
         report.batches,
         arrivals,
         report.arrivals.bin_ms,
+        report.arrivals.offered,
         report.bad,
         {one.model_id: one.replicas for one in scheduler.models},
         {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},

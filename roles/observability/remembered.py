@@ -104,17 +104,19 @@ class ArrivalsSeen:
     """What frontends of one host counted of models, added up bin by bin; bins have numbers on that host's clock.
 
     Each answer reaches back a minute from its own moment. All models are told over the span that every answer covers, without the
-    bin of the first answer's moment, which was not over.
+    bin of the first answer's moment, which was not over. `offered`: of each answer's whole minute, as what was bad is counted.
     """
 
     def __init__(self) -> None:
         self.bin_ms = 0.0
+        self.offered: Counter[ModelId] = Counter()
         self._counts: dict[ModelId, Counter[int]] = {}
         self._first, self._end = 0, 1 << 62
 
     def add(self, model_id: ModelId, told: RequestsRemembered) -> None:
         """An answer that was asked for about that model."""
         self.bin_ms = told.bin_ms
+        self.offered[model_id] += sum(told.arrivals)
         first = told.newest_bin + 1 - len(told.arrivals)
         self._first, self._end = max(self._first, first), min(self._end, told.newest_bin)
         counts = self._counts.setdefault(model_id, Counter())

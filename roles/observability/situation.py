@@ -34,6 +34,7 @@ class Situation:
     batches: Sequence[BatchSeen]
     arrivals: Mapping[ModelId, Sequence[int]]
     bin_ms: float
+    offered: Mapping[ModelId, int]
     bad: Mapping[ModelId, int]
     replicas: Mapping[ModelId, int]
     late_timers_ms: Mapping[str, float]
@@ -49,10 +50,9 @@ class Situation:
     @property
     def bad_rates(self) -> Mapping[ModelId, float]:
         """Of what came of each model in the minute."""
-        offered = {model_id: sum(counts) for model_id, counts in self.arrivals.items()}
         return {
             model_id: min(1.0, self.bad.get(model_id, 0) / count)
-            for model_id, count in offered.items()
+            for model_id, count in self.offered.items()
             if count
         }
 
@@ -66,7 +66,7 @@ class Situation:
         return Evidence(
             model_id,
             minute.config.model(model_id).slo_ms,
-            sum(counts),
+            self.offered.get(model_id, 0),
             self.bad.get(model_id, 0),
             self.replicas.get(model_id, 0),
             [

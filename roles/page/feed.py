@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -38,6 +39,8 @@ class Feed:
         self._explained: deque[dict[str, Any]] = deque(maxlen=EXPLAINED_MAX)
         self._frames: tuple[tuple[int, bytes], ...] = ()
         self._newest = 0
+        self._served = secrets.token_hex(8)
+        """Another one for each page that is served: what readers have of a former one has other numbers."""
         self._state = b"null"
         self._trouble = ""
         self._at_ms: float | None = None
@@ -58,10 +61,10 @@ class Feed:
         """It could not be looked at."""
         self._trouble = reason
 
-    def answer(self, after: int, now_ms: float) -> bytes:
-        """For a reader that has the frames up to `after`; JSON."""
+    def answer(self, after: int, served: str, now_ms: float) -> bytes:
+        """For a reader that has the frames up to `after` of the page that called itself `served`; JSON."""
         frames, state = self._frames, self._state
-        if frames and after > frames[-1][0]:  # of a page that was served before this one
+        if served != self._served:
             after = 0
         wanted: list[bytes] = []
         size = 0
@@ -71,9 +74,13 @@ class Feed:
                 break
             wanted.append(frame)
         age_ms = None if self._at_ms is None else max(0.0, round(now_ms - self._at_ms))
-        head = json.dumps({"at_ms": round(now_ms, 1), "age_ms": age_ms, "trouble": self._trouble})[
-            :-1
-        ].encode()
+        about = {
+            "at_ms": round(now_ms, 1),
+            "age_ms": age_ms,
+            "trouble": self._trouble,
+            "served": self._served,
+        }
+        head = json.dumps(about)[:-1].encode()
         return b"".join((head, b', "state": ', state, b', "frames": [', b",".join(reversed(wanted)), b"]}"))
 
     # ------------------------------------------------------------ batches

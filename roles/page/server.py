@@ -100,8 +100,9 @@ class PageServer:
             return Answered(HTTPStatus.OK, body, content_type, _SAFE)
         if asked.path == "/feed":
             self._on_read()
-            after = _after(asked.query)
-            return Answered(HTTPStatus.OK, self._feed.answer(after, self._clock.now_ms()), JSON, _SAFE)
+            after, served = _number_of(asked.query, "after"), _text_of(asked.query, "served")
+            answer = self._feed.answer(after, served, self._clock.now_ms())
+            return Answered(HTTPStatus.OK, answer, JSON, _SAFE)
         if asked.path in KINDS or asked.path == "/answer":
             if ASKED_BY not in asked.headers:
                 return _plain(HTTPStatus.FORBIDDEN, f"a question needs the header {ASKED_BY}")
@@ -123,7 +124,7 @@ class PageServer:
         return Answered(HTTPStatus.ACCEPTED, json.dumps(told).encode(), JSON, _SAFE)
 
     def _told(self, asked: Asked) -> Answered:
-        number = _after(asked.query, "number")
+        number = _number_of(asked.query, "number")
         answer = self._questions.answer(number)
         if answer is None:
             return _plain(HTTPStatus.NOT_FOUND, "that question is not known any more")
@@ -136,9 +137,13 @@ def _host_of(address: str) -> str:
     return (address if address.endswith("]") else address.rpartition(":")[0] or address).lower()
 
 
-def _after(query: str, key: str = "after") -> int:
+def _text_of(query: str, key: str) -> str:
+    return parse_qs(query).get(key, [""])[-1] if len(query) < QUERY_CHARS_MAX else ""
+
+
+def _number_of(query: str, key: str) -> int:
     """A whole number in a query; 0 where it has none."""
-    text = parse_qs(query).get(key, [""])[-1] if len(query) < QUERY_CHARS_MAX else ""
+    text = _text_of(query, key)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else 0
 
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fabric import codec, frames
-from fabric.clock import MonotonicClock
+from fabric.clock import MonotonicClock, VirtualClock
 from fabric.codec import Buffer
 from fabric.errors import ConfigError
 from fabric.ids import Incarnation, PeerId
@@ -854,6 +854,37 @@ def test_both_ends_find_the_end_where_the_kernel_had_no_memory_for_a_message() -
         assert not stream.find_end(), "what the other end said is there"
         assert stream.receive() is not None
         assert stream.find_end()
+        stream.close()
+
+
+def test_what_has_only_begun_to_wait_is_not_copied_for_who_has_read_all_before() -> None:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    noted: list[float] = []
+    clock = VirtualClock(0.0)
+    batch = np.zeros((4, 1 << 20), np.uint8)
+    with select.epoll() as poll, other:
+        options = replace(LinkOptions(), clock=clock)
+        stream = LocalStream(one, options, poll, lambda _, since_ms: noted.append(since_ms))
+
+        def read_all() -> None:
+            while stream.has_unsent:
+                other.recv(1 << 20)
+                stream.flush()
+
+        for row in batch[:2]:
+            assert stream.send([b"head", memoryview(row)], (1 << 20) + 4)
+            read_all()
+            clock.advance(clock.now_ms() + 9.0)
+        assert stream.send([b"head", memoryview(batch[2])], (1 << 20) + 4)
+        whole_batch = weakref.ref(batch)
+        del batch, row
+        for since_ms in noted[:-1]:
+            stream.keep_apart(since_ms)
+        assert whole_batch() is not None, "the batch is there, as the row that waits is a part of it"
+        stream.keep_apart(noted[-1])
+        assert whole_batch() is None
+        read_all()
         stream.close()
 
 

@@ -74,8 +74,8 @@ def get(
         connection.close()
 
 
-def feed(cluster: TemporaryCluster, after: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(get(cluster, f"/feed?after={after}")[2])
+def feed(cluster: TemporaryCluster, after: int = 0, served: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(get(cluster, f"/feed?after={after}&served={served}")[2])
     return found
 
 

@@ -60,7 +60,7 @@ class PlayedFeed(Feed):
             queued=dict.fromkeys(NAMES, 2.0),
         )
 
-    def answer(self, after: int, now_ms: float) -> bytes:
+    def answer(self, after: int, served: str, now_ms: float) -> bytes:
         if now_ms - self._last_ms >= 500.0:
             begin_ms, self._last_ms = self._last_ms, now_ms
             its = []
@@ -75,7 +75,7 @@ class PlayedFeed(Feed):
             )
             good = [request(name, "good", now_ms - 5.0, held_ms=10.0, gpu_ms=8.0) for name in NAMES]
             self.look(self.stage.look(now_ms, its, [late, *good]))
-        return super().answer(after, now_ms)
+        return super().answer(after, served, now_ms)
 
 
 class AnsweredQuestions(Questions):

@@ -38,7 +38,7 @@ from policies.registry import Registered
 
 PLAN_EVERY_MS = 100.0
 PLAN_MS_PER_MODEL = 1.0  # with more than a hundred models less often, as a plan takes longer, …
-MODELS_A_PART = 100  # … and in parts of about so many, for batches that are due wait while planning goes on
+MODELS_A_PART = 100  # … and in parts, each a third of the work for so many: batches that are due wait while planning goes on
 LEFT_BEHIND = 0.3  # of a loss: a request that a batch left behind because it had to wait for its slice
 _MEMORY = 0.04  # of the newest count, a plan every 100 ms: the last 2.5 s
 
@@ -245,7 +245,8 @@ class Tenuto(Central):
                 self._open_or_close(group)
                 if (handled := handled + size) > at_once:
                     now_ms, handled = (yield), 0
-            model_ids = [model_id for model_id in group.model_ids if self._is_hosted(model_id)]
+            # A plan that was begun before may go on with a model that has been removed since.
+            model_ids = [model_id for model_id in group.model_ids if model_id in self._models]
             counts_of = [self._counts[model_id] for model_id in model_ids]
             opening_ratio = group.roll(counts_of, memory)
             mean = group.wait_losses.share
@@ -291,11 +292,6 @@ class Tenuto(Central):
             for group in self._groups:
                 self._open_or_close(group)
         self._plan_at_ms = next_at_ms
-
-    def _is_hosted(self, model_id: ModelId) -> bool:
-        """Still: a plan that was begun before may go on with a model that has been removed, or lost its slices."""
-        state = self._models.get(model_id)
-        return state is not None and bool(state.candidates)
 
     def _open_or_close(self, group: Group) -> None:
         """Look at each of the group's requests as it comes, where not all are admitted or a rehearsal is to play them."""

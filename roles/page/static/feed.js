@@ -8,6 +8,7 @@ export class Feed {
     this.onNews = onNews;
     this.onTrouble = onTrouble;
     this.after = 0;
+    this.served = "";
     this.timer = undefined;
     this.isAsking = false;
     document.addEventListener("visibilitychange", () => this.wake());
@@ -22,11 +23,12 @@ export class Feed {
     this.isAsking = true;
     const began = performance.now();
     try {
-      const answer = await fetch(`feed?after=${this.after}`, { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
+      const answer = await fetch(`feed?after=${this.after}&served=${this.served}`, { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
       if (!answer.ok) throw new Error(`the page's server says ${answer.status}`);
       const news = await answer.json();
-      // A page that was served anew counts from the beginning.
-      news.isServedAnew = news.frames.length > 0 && news.frames.at(-1).seq < this.after;
+      news.isServedAnew = this.served !== "" && news.served !== this.served;
+      if (news.isServedAnew) this.after = 0;
+      this.served = news.served;
       if (news.frames.length) this.after = news.frames.at(-1).seq;
       this.onNews(news);
     } catch (error) {

@@ -222,3 +222,4 @@ def test_what_came_at_one_moment_is_in_one_bin_whenever_frontends_are_asked() ->
     assert its[OURS] == its[BERT], "of the span that all answers cover"
     assert [count for count in its[OURS] if count] == [2, 2, 2]
     assert len(its[OURS]) * arrivals.bin_ms == 60_000.0 - ARRIVAL_BIN_MS - 700.0
+    assert arrivals.offered == {OURS: 6, BERT: 7}, "of each answer's minute, as what was bad in it"

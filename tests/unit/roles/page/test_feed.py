@@ -20,7 +20,9 @@ SLICE = "here/gpu0/0"
 
 
 def told(feed: Feed, after: int = 0, now_ms: float = 0.0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(feed.answer(after, now_ms))
+    served = json.loads(feed.answer(0, "", now_ms))["served"]
+    found: dict[str, Any] = json.loads(feed.answer(after, served, now_ms))
+    assert found.pop("served") == served
     return found
 
 
@@ -71,9 +73,17 @@ def test_trouble_is_told_beside_what_was_seen_last() -> None:
 
 
 def test_a_page_that_is_served_anew_gives_an_old_reader_all_it_has() -> None:
-    feed = Feed()
-    feed.look(Stage().look(1_000.0))
-    assert [frame["seq"] for frame in told(feed, after=700)["frames"]] == [1]
+    """However many looks it has had by then: a reader that is hidden does not ask."""
+    former, feed = Feed(), Feed()
+    for at_ms in (1_000.0, 2_000.0, 3_000.0):
+        former.look(Stage().look(at_ms))
+        feed.look(Stage().look(at_ms))
+    served = json.loads(former.answer(0, "", 0.0))["served"]
+    assert json.loads(former.answer(2, served, 0.0))["served"] == served
+    for after in (2, 3, 700):
+        answer = json.loads(feed.answer(after, served, 0.0))
+        assert [frame["seq"] for frame in answer["frames"]] == [1, 2, 3]
+        assert answer["served"] != served
 
 
 def test_hours_of_looking_keep_no_more_than_a_minute() -> None:
@@ -84,7 +94,7 @@ def test_hours_of_looking_keep_no_more_than_a_minute() -> None:
         its = [batch("a", SLICE, at_ms - 10.0 * number, 8.0) for number in range(50, 0, -1)]
         bad = [request("a", "late", at_ms, second, held_ms=30.0, gpu_ms=40.0)]
         feed.look(stage.look(at_ms, its, bad))
-        sizes.append(len(feed.answer(0, at_ms)))
+        sizes.append(len(feed.answer(0, "", at_ms)))
     assert len(told(feed)["frames"]) == FRAMES_MAX
     assert len(told(feed)["state"]["late"]) == EXPLAINED_MAX
     assert sizes[-1] < 1.05 * sizes[FRAMES_MAX + 5]
@@ -98,7 +108,7 @@ def test_a_flood_of_batches_is_cut_and_told_as_cut() -> None:
     assert (len(frame["batches"]), frame["left_out"]) == (FRAME_BATCHES_MAX, 500)
     for second in range(2, 60):
         feed.look(Stage().look(1_000.0 * second, its))
-    assert len(feed.answer(0, 60_000.0)) < 2 * ANSWER_BYTES_MAX
+    assert len(feed.answer(0, "", 60_000.0)) < 2 * ANSWER_BYTES_MAX
 
 
 def test_a_cluster_that_is_too_large_is_told_in_part() -> None:

@@ -120,4 +120,4 @@ def test_a_look_that_fails_is_told_and_the_page_goes_on(
     monkeypatch.setattr("roles.page.polling.look", mock.Mock(side_effect=error))
     with closing(Page(PageOptions(tmp_path, "127.0.0.1:0"))) as page:
         page._look()
-        assert json.loads(page._feed.answer(0, 0.0))["trouble"] == str(error)
+        assert json.loads(page._feed.answer(0, "", 0.0))["trouble"] == str(error)
