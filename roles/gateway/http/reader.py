@@ -138,7 +138,7 @@ class HttpReader:
         return events
 
     def held_up(self, since_ms: float, now_ms: float) -> None:
-        """An answer before it was awaited meanwhile: what is on its way has that much longer, or from its own beginning on."""
+        """An answer before it was awaited meanwhile, or nothing was read: what is on its way has that much longer, or from its own beginning on."""
         self._head_at_ms += now_ms - max(since_ms, self._head_at_ms)
         self._body_at_ms += now_ms - max(since_ms, self._body_at_ms)
 

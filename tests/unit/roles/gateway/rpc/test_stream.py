@@ -333,7 +333,7 @@ def test_a_stream_whose_client_does_not_read_an_answer_ends_and_keeps_no_other_o
             await asyncio.sleep(IDLE_S)
 
     async def run() -> None:
-        stream = own._stream(asked(), Context())
+        stream: Any = own._stream(asked(), Context())
         await anext(stream)
         await asyncio.sleep(part * limit_s)
         kept = 1 if part > 1 else STREAM_MAX
