@@ -1,4 +1,4 @@
-"""JSON files of our own: written whole, and read with what else may lie in their place in mind."""
+"""JSON files of our own: written whole, and read with what else may lie in their place in mind. And how any file is seen to have changed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import msgspec
 
 BYTES_MAX: Final = 64 << 20
 TypeT = TypeVar("TypeT")
+FileStamp = tuple[int, int, int, int]
+"""Of one state of a file: another one has another stamp."""
+
+
+def stamp_of(status: os.stat_result) -> FileStamp:
+    """Not by the time of its content alone, which whoever replaces it may carry over (`cp -p`, `rsync -t`): the system's own is new then."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
 def read_json(path: Path, type_: type[TypeT], bytes_max: int = BYTES_MAX) -> TypeT:

@@ -28,7 +28,7 @@ import msgspec
 
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
-from fabric.json_files import read_json, write_whole
+from fabric.json_files import FileStamp, read_json, stamp_of, write_whole
 
 SCHEDULER: Final = "scheduler"
 FRONTEND: Final = "frontend"
@@ -96,7 +96,7 @@ class Keyring:
     """Looks at a list that could not be read, or was refused: whom it revokes still gets in."""
     changes: int = 0
     """How often somebody came or went."""
-    _stamp: tuple[int, int] = (0, 0)
+    _stamp: FileStamp = (0, 0, 0, 0)
     _looked_at_ms: float = 0.0
     _trouble: str = ""
     _principals: dict[str, str] = field(default_factory=dict)
@@ -280,7 +280,6 @@ def _read(path: Path, type_: type[_FileT]) -> _FileT:
             raise ConfigError(f"{path}: {error}") from error
 
 
-def _stamp_of(path: Path) -> tuple[int, int]:
+def _stamp_of(path: Path) -> FileStamp:
     with naming_path(path):
-        found = path.stat()
-    return found.st_mtime_ns, found.st_ino
+        return stamp_of(path.stat())

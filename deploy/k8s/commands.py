@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from deploy.k8s.file_contents import gather
-from deploy.k8s.manifests import ManifestFile, manifests
+from deploy.k8s.manifests import ManifestFile, deletion, manifests
 from deploy.k8s.names import APP
 from deploy.k8s.requirements import checked_image, checked_namespace, wanted_of
 from deploy.ssh.config_bundle import Source
@@ -83,7 +83,11 @@ def k8s(file: Path, namespace: str, image: str, output: str, as_json: bool) -> N
                 }
             )
         else:
-            click.echo(f"{len(objects)} objects in {len(files)} files in {folder}", err=True)
+            click.echo(
+                f"{len(objects)} objects in {len(files)} files in {folder}; once they are applied, this deletes agents of nodes"
+                f" as the file has none any more: {deletion(wanted)}",
+                err=True,
+            )
     elif as_json:
         echo_json({"apiVersion": "v1", "kind": "List", "items": objects})
     else:

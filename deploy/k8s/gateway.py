@@ -40,7 +40,7 @@ class GatewayWanted:
 
 
 def gateway_wanted(config: GatewayConfig) -> GatewayWanted | None:
-    """None where the file has none that others may reach."""
+    """None where the file has none, or one without a token: others reach a pod, whatever address the file says."""
     if not config.is_wanted or config.token_file is None:
         return None
     ports = {

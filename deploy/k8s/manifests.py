@@ -12,6 +12,7 @@ from deploy.k8s.names import AGENT_NAME, APP, FRONTEND_NAME, GATEWAY_NAME, SCHED
 from deploy.k8s.network import policies, services
 from deploy.k8s.pods import (
     CONFIG_NAME,
+    INSTANCE_LABEL,
     TRUSTED_NAME,
     Plain,
     agent_pod,
@@ -59,9 +60,18 @@ def manifests(wanted: Wanted, material: Material) -> tuple[ManifestFile, ...]:
         ManifestFile("schedulers.yaml", _SCHEDULERS, _schedulers(wanted, material)),
         ManifestFile("frontends.yaml", _FRONTENDS, _frontends(wanted, material)),
         ManifestFile(
-            "node-agents.yaml", _AGENTS, tuple(_agents(wanted, material, group) for group in wanted.agents)
+            "node-agents.yaml",
+            f"{_AGENTS}\n{_GONE}\n  {deletion(wanted)}",
+            tuple(_agents(wanted, material, group) for group in wanted.agents),
         ),
     )
+
+
+def deletion(wanted: Wanted) -> str:
+    """The command that deletes the agents of groups that the file has no more, which no apply does."""
+    groups = ",".join(group.name for group in wanted.agents)
+    selector = ",".join(f"{key}={value}" for key, value in labels(AGENT_NAME).items())
+    return f"kubectl -n {wanted.namespace} delete daemonset,secret -l '{selector},{INSTANCE_LABEL} notin ({groups})'"
 
 
 def _config(wanted: Wanted, material: Material) -> Plain:
@@ -84,17 +94,17 @@ def _trusted(wanted: Wanted, material: Material) -> Plain:
 
 def _secrets(wanted: Wanted, material: Material) -> list[Plain]:
     """One for each role: its pods can get no other role's key."""
-    files: Mapping[str, tuple[str, Sequence[str]]] = {
-        SCHEDULER_NAME: (SCHEDULER_NAME, [key_file(SCHEDULER)]),
-        FRONTEND_NAME: (FRONTEND_NAME, [key_file(FRONTEND)]),
-        **{group.name: (AGENT_NAME, group.key_files) for group in wanted.agents},
+    files: Mapping[str, tuple[Mapping[str, str], Sequence[str]]] = {
+        SCHEDULER_NAME: (labels(SCHEDULER_NAME), [key_file(SCHEDULER)]),
+        FRONTEND_NAME: (labels(FRONTEND_NAME), [key_file(FRONTEND)]),
+        **{group.name: (labels(AGENT_NAME, group.name), group.key_files) for group in wanted.agents},
     }
     if wanted.gateway is not None:
-        files = {**files, GATEWAY_NAME: (FRONTEND_NAME, list(wanted.gateway.files))}
+        files = {**files, GATEWAY_NAME: (labels(FRONTEND_NAME), list(wanted.gateway.files))}
     return [
-        _object(wanted, "Secret", "v1", name, labels(component))
+        _object(wanted, "Secret", "v1", name, own_labels)
         | {"type": "Opaque", "data": {one: base64.b64encode(material.keys[one]).decode() for one in names}}
-        for name, (component, names) in files.items()
+        for name, (own_labels, names) in files.items()
     ]
 
 
@@ -186,6 +196,8 @@ _FRONTENDS: Final = f"""\
 Frontends: as many as the load needs. {PENDING_METRIC} comes through the custom metrics API (an adapter of
 Prometheus); without one the autoscaler goes by the processor alone. Processor time has no limit: it would be
 taken away for up to 100 ms at a time, which is more than many SLOs."""
+_GONE: Final = """\
+A group of nodes that are alike is named by its device and how many GPUs each has. Where the file has a group no more, this deletes it:"""
 _AGENTS: Final = f"""\
 One node agent on each node of the file, with all its GPUs: it starts a worker process for every slice inside its own container.
 hostIPC is not set. NVIDIA's MPS needs its daemon and its clients in one IPC namespace, and they are: the agent starts the

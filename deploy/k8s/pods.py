@@ -76,10 +76,13 @@ class PodRole:
     unrouted_s: int = 0
 
 
+INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
+
+
 def labels(component: str, instance: str | None = None) -> dict[str, str]:
     """By which a role's pods are found. `instance`: only those of one object, where several have such pods."""
     found = {"app.kubernetes.io/name": APP, "app.kubernetes.io/component": component}
-    return found if instance is None else {**found, "app.kubernetes.io/instance": instance}
+    return found if instance is None else {**found, INSTANCE_LABEL: instance}
 
 
 def scheduler_pod(wanted: Wanted, material: Material) -> Plain:

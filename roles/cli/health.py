@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fabric.errors import FabricError, PeerLost
+from fabric.ids import GATEWAY_PREFIX
 from fabric.messages import SliceState, StatusListed
 from fabric.operator_questions import ask_status
 from roles.cli.json_output import echo_json
@@ -25,8 +26,8 @@ _IN_ORDER = (SliceState.READY, SliceState.DRAINING, SliceState.STOPPED)
 def health(*, is_live: bool, run_dir_option: Path | None, as_json: bool) -> None:
     """Say whether every role of this run directory answers and is ready; exit 1 when one is not, 5 when none runs.
 
-    Ready is a frontend that the active scheduler knows, a scheduler that is active or stands by, and a node agent whose
-    slices all serve.
+    Ready is a frontend that the active scheduler knows, a gateway with a frontend that wants requests, a scheduler that is active
+    or stands by, and a node agent whose slices all serve.
     """
     home = chosen_run_dir(run_dir_option)
     try:
@@ -67,6 +68,8 @@ def why_unready(status: StatusListed) -> str:
         granted = f"{standing.agents_granted} of {standing.agents} agents"
         return f"asks to be active, and has {granted}" if standing.state == "candidate" else ""
     if not status.counters.get("is_ready", 1.0):
+        if status.role_id.startswith(GATEWAY_PREFIX):
+            return "has no frontend that wants requests, or ends"
         return "is not connected to the active scheduler"
     waiting = [f"{one.slice_id} is {one.state}" for one in status.slices if one.state not in _IN_ORDER]
     return ", ".join(waiting)

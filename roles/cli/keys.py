@@ -155,14 +155,20 @@ def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # n
 
 
 def _add(folder: Path, principal: str, path: Path) -> None:
-    """Its secret first, to that path: a key that nobody trusts yet harms nobody."""
+    """Its secret goes to that path once it is trusted: wherever this ends early, what lies there is trusted as before."""
     trusted, pair = _trusted(folder), new_pair(principal)
     since = dt.datetime.now(dt.UTC).date().isoformat()
     if kind_of(principal) == CLIENT:
         frontends = tuple(key for key in trusted.keys if key.principal == FRONTEND)
         pair = KeyPair(principal, pair.public, pair.secret, frontends)
-    write_private(path, pair)
-    _write(folder, Trusted((TrustedKey(principal, pair.public, since), *trusted.keys)))
+    draft = path.with_name(f"{path.name}.draft")
+    try:
+        write_private(draft, pair)
+        _write(folder, Trusted((TrustedKey(principal, pair.public, since), *trusted.keys)))
+        with naming_path(path):
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _name_clients(trusted: Trusted, why: str) -> None:

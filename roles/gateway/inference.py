@@ -132,7 +132,10 @@ def check_tensor_parameters(name: str, parameters: Parameters) -> None:
 
 
 def checked_rows(info: ModelInfo | None, inference: Inference) -> Rows:
-    """Its requests, and that it asks for no output that the model does not have. Raises as `rows_of` does."""
+    """Its requests, and that it asks for no output twice, or that the model does not have. Raises as `rows_of` does."""
+    names = [one.name for one in inference.outputs]
+    if len(set(names)) != len(names):  # each time it would be written out whole
+        raise InvalidInput("the same output is asked for twice")
     rows = rows_of(info, inference.inputs)
     if info is not None and info.outputs:
         _check_outputs(inference, [one.name for one in info.outputs])

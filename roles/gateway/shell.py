@@ -21,6 +21,7 @@ from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
 from fabric.ids import Incarnation, new_incarnation
 from roles.config.gateway import GatewayConfig
+from roles.gateway.certificate import Certificate
 from roles.gateway.failures import Unsupported
 from roles.gateway.http.connection import HttpServer
 from roles.gateway.http.limits import HttpLimits
@@ -74,6 +75,9 @@ class Gateway:
         self._options = options
         self._clock = options.clock
         self._tokens = Tokens(config.token_file)
+        self._certificate: Certificate | None = None
+        if config.tls_certificate is not None and config.tls_key is not None:
+            self._certificate = Certificate(config.tls_certificate, config.tls_key)
         client_options = ClientOptions(
             key_file=options.key_file, payload_bytes_max=config.request_bytes_max, clock=options.clock
         )
@@ -100,7 +104,7 @@ class Gateway:
         """Listen, and say where. Raises ConfigError for an address or a file that is of no use."""
         config = self._options.config
         addresses: dict[str, list[str]] = {"control": self._status.addresses}
-        context = _tls(config)
+        context = None if self._certificate is None else self._certificate.context
         scheme = "http" if context is None else "https"
         if config.http is not None:
             listener = await self._listen(config.http, context)
@@ -110,11 +114,15 @@ class Gateway:
             from roles.gateway.rpc.server import RpcServer  # noqa: PLC0415  a second's import, and not all want it
 
             budget = self._http.budget  # of all bodies, however they come
-            self._rpc = RpcServer(self._service, self._repository, self._tokens, config, budget)
+            self._rpc = RpcServer(
+                self._service, self._repository, self._tokens, config, budget, self._certificate
+            )
             addresses["grpc"] = [f"grpc{'s' if context else ''}://{await self._rpc.open()}"]
         self._http.watch()
         self._tasks.append(asyncio.ensure_future(self._service.keep_connected()))
-        self._tasks.append(asyncio.ensure_future(self._keep_tokens()))
+        self._tasks.append(asyncio.ensure_future(self._follow("tokens", self._tokens)))
+        if self._certificate is not None:
+            self._tasks.append(asyncio.ensure_future(self._follow("certificate", self._certificate)))
         for task in self._tasks:
             task.add_done_callback(_die_of)
         own = self._options
@@ -181,19 +189,19 @@ class Gateway:
         is_rpc_idle = self._rpc is None or self._rpc.is_drained
         return is_rpc_idle and not self._http.connections and not self._service.under_way
 
-    async def _keep_tokens(self) -> None:
+    async def _follow(self, what: str, files: Tokens | Certificate) -> None:
         told = ""
         while True:
             await asyncio.sleep(_REFRESH_S)
             trouble = ""
             try:
-                self._tokens.refresh()
+                files.refresh()
             except ConfigError as error:
                 trouble = str(error)
             if trouble and trouble != told:  # once, and not each second until somebody mends it
-                log.warning("tokens_not_taken_over reason=%r", trouble)
+                log.warning("%s_not_taken_over reason=%r", what, trouble)
             elif told and not trouble:
-                log.info("tokens_taken_over")
+                log.info("%s_taken_over", what)
             told = trouble
 
     async def _page(self, accept: str) -> tuple[bytes, str]:
@@ -284,15 +292,3 @@ def _die_of(task: asyncio.Task[None]) -> None:
     """What keeps us connected has failed: a defect, which ends the process."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
-
-
-def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    if config.tls_certificate is None or config.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cluster.gateway: {config.tls_certificate} and its key: {error}") from error
-    return context

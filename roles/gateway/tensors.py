@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import NoneType
 from typing import Any, Final
@@ -25,6 +25,8 @@ BYTES: Final = "BYTES"
 BF16: Final = "BF16"
 FILES_MAX: Final = 256
 """Elements of a BYTES tensor: each is a request of its own."""
+VALUES_MAX: Final = 4 << 20
+"""Elements of one inference, or of its answer, that go one by one, in `contents` or in JSON: each is an object of Python for a while, and nothing else is done meanwhile."""
 _LENGTH: Final = struct.Struct("<I")  # before each element of BYTES
 _ELEMENTS_MAX: Final = 1 << 40  # far more than any body has
 _SHOWN_MAX: Final = 60  # characters of a client's own words in an answer
@@ -135,6 +137,15 @@ def to_raw(array: Tensor) -> memoryview:
     """Its bytes, little-endian, in C order: a view where the array is so already."""
     dtype = _NUMPY[datatype_of(dtype_name(array.dtype))]
     return np.asarray(array, dtype=dtype, order="C").reshape(-1).view(np.uint8).data
+
+
+def check_values(arrays: Iterable[Tensor]) -> None:
+    """Raises TooLarge where an answer would have more elements in JSON than it may."""
+    count = sum(array.size for array in arrays)
+    if count > VALUES_MAX:
+        raise TooLarge(
+            f"the answer has {count} elements; JSON may have {VALUES_MAX}: ask /v2/models/…/infer for binary data"
+        )
 
 
 def to_values(array: Tensor) -> list[Any]:

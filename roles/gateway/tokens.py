@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.errors import ConfigError
+from fabric.json_files import FileStamp, stamp_of
 from roles.gateway.failures import NoToken
 
 CHARS_MIN: Final = 16
@@ -21,7 +22,7 @@ class Tokens:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._changed_at: int | None = None
+        self._stamp: FileStamp | None = None
         self._digests: tuple[bytes, ...] = ()
         if path is not None:
             self._read(path)
@@ -50,7 +51,7 @@ class Tokens:
     def _read(self, path: Path) -> None:
         try:
             status = path.stat()
-            if status.st_mtime_ns == self._changed_at:
+            if stamp_of(status) == self._stamp:
                 return
             lines = path.read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +66,7 @@ class Tokens:
         if not lines:
             raise ConfigError(f"{path}: has no token")
         self._digests = tuple(_digest(token) for token in lines)
-        self._changed_at = status.st_mtime_ns
+        self._stamp = stamp_of(status)
 
 
 def _digest(token: str) -> bytes:

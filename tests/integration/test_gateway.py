@@ -474,6 +474,34 @@ def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
             assert not connection.recv(4_096).startswith(b"HTTP/1.1 2")
 
 
+def test_a_renewed_certificate_is_taken_over_and_one_of_no_use_is_not(
+    frontend: Served, tmp_path: Path
+) -> None:
+    """By HTTP and gRPC, for connections that are made from then on."""
+    certificate, key = certified(tmp_path)
+    renewed = tmp_path / "renewed"
+    renewed.mkdir()
+    document = {"cluster": {"gpus": 1, "gateway": {"tls_certificate": "c.pem", "tls_key": "k.pem"}}}
+
+    with gateway(tmp_path, [frontend.address], document) as one:
+        ports = [int(address.rpartition(":")[2]) for address in (one.http, one.grpc)]
+
+        def shown() -> set[str]:
+            return {ssl.get_server_certificate(("127.0.0.1", port), timeout=30) for port in ports}
+
+        former = shown()
+        assert former == {certificate.read_text()}
+        new, new_key = certified(renewed)
+        new.replace(certificate)  # its key comes later
+        log = tmp_path / "gateway.log"
+        until(lambda: "certificate_not_taken_over" in log.read_text(), what="the warning")
+        assert shown() == former
+        new_key.replace(key)
+        until(lambda: "certificate_taken_over" in log.read_text(), what="the renewal")
+        assert shown() == {certificate.read_text()} != former
+        assert log.read_text().count("certificate_not_taken_over") == 1
+
+
 def test_trailers_say_code_and_when_to_ask_again(one: GatewayProcess) -> None:
     from roles.gateway.rpc.messages import SERVICE, message_class
 

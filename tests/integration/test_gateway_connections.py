@@ -15,9 +15,9 @@ import uvloop
 from fabric.clock import MonotonicClock
 from fabric.errors import InvalidInput
 from roles.gateway.failures import Failure
-from roles.gateway.http.connection import Answer, Cancellable, HttpServer
+from roles.gateway.http.connection import HttpServer
 from roles.gateway.http.limits import HttpLimits
-from roles.gateway.http.messages import Head, Reply, Request
+from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Request
 from tests.integration.gateway_stage import certified
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

@@ -388,6 +388,59 @@ def test_a_client_knows_frontends_and_nobody_else(tmp_path: Path, folder: Path) 
     assert {key.principal for key in trusted} == {FRONTEND}
 
 
+@pytest.mark.parametrize("principal", [SCHEDULER, "node/a"])
+def test_a_rotation_that_ends_early_leaves_a_role_that_starts(
+    folder: Path, principal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed, or the disk is full, between the two files that it writes."""
+
+    def full(folder: Path, trusted: Trusted) -> None:
+        raise ConfigError(f"{folder}: no space left on device")
+
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("roles.cli.keys._write", full)
+        with pytest.raises(ConfigError, match="no space left"):
+            run("rotate", str(folder), principal)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    own = Keyring.of_folder(folder, principal).own
+    run("rotate", str(folder), principal)
+    assert Keyring.of_folder(folder, principal).own != own
+
+
+def test_a_client_whose_key_was_not_made_gets_one_at_the_next_try(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, trusted: Trusted) -> None:
+        raise ConfigError(f"{folder}: no space left on device")
+
+    words = ("add", str(folder), "client/bob", "--out", str(tmp_path / "bob.key"))
+    with monkeypatch.context() as patch:
+        patch.setattr("roles.cli.keys._write", full)
+        with pytest.raises(ConfigError, match="no space left"):
+            run(*words)
+    run(*words)
+    assert Keyring.of_file(tmp_path / "bob.key").own.public in read_trusted(folder / TRUSTED_FILE).of(
+        "client/bob"
+    )
+
+
+def test_a_list_replaced_under_its_former_time_is_taken_over(folder: Path) -> None:
+    """In the same file, as `cp -p` and `rsync --inplace -t` write."""
+    path = folder / TRUSTED_FILE
+    former = path.read_bytes()
+    run("revoke", str(folder), "node/a")
+    revoked = path.read_bytes()
+    path.write_bytes(former)
+    os.utime(path, ns=(1, 1))
+    keyring = Keyring.of_folder(folder, SCHEDULER)
+    keyring.clock = Now(LOOK_EVERY_MS)
+    path.write_bytes(revoked)
+    os.utime(path, ns=(1, 1))
+    keyring.look_again()
+    assert not keyring.trusted.of("node/a")
+
+
 def test_a_dry_run_writes_nothing(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in folder.iterdir()}
     run("add", str(folder), "node/c", "--dry-run")

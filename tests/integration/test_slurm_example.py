@@ -59,23 +59,28 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.hosts = ["node1", "node2"]
         self.device = "emulated"
         self.gpus = 1
+        self.restarts = 0
+        (folder / "bin").mkdir()
+        (folder / "models").mkdir()
+        (folder / "models" / "models.yaml").write_text(MODELS)
+        self.allocate("node1", "node2")
+
+    def allocate(self, *hosts: str) -> None:
+        """It runs on those."""
+        self.hosts = list(hosts)
         network = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}"
         cases = " ".join(
             f"{host}) echo {network}.{at} 10.9.9.9 ;;" for at, host in enumerate(self.hosts, start=1)
         )
-        (folder / "bin").mkdir()
-        (folder / "models").mkdir()
-        (folder / "models" / "models.yaml").write_text(MODELS)
         for name, text in (
             ("srun", SRUN.format(python=sys.executable, hosts=self.hosts, head=self.hosts[0])),
             ("scontrol", SCONTROL.format(hosts=" ".join(self.hosts))),
             ("hostname", HOSTNAME.format(cases=cases)),
             ("tenuto", f'#!/bin/sh\nexec {sys.executable} -m roles.cli "$@"\n'),
         ):
-            path = folder / "bin" / name
+            path = self.folder / "bin" / name
             path.write_text(text)
             path.chmod(0o755)
 
@@ -89,6 +94,7 @@ class Job:
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(self.folder),
             "SLURM_JOB_ID": JOB,
+            **({"SLURM_RESTART_COUNT": str(self.restarts)} if self.restarts else {}),
             "SLURM_JOB_NODELIST": "nodes[1-2]",
             "SLURM_GPUS_ON_NODE": str(self.gpus),
             "SLURMD_NODENAME": self.hosts[0],
@@ -145,6 +151,23 @@ def test_without_a_command_it_serves_until_the_job_is_ended(job: Job) -> None:
     until((job.directory / "health.log").exists, 60_000.0, "the roles' start")
     process.terminate()
     assert process.wait(60) == 143
+    assert job.left() == {}
+
+
+@pytest.mark.parametrize("left", ["whole", "half made"])
+def test_a_job_that_is_requeued_comes_up_on_other_nodes(job: Job, left: str) -> None:
+    """What it left is that of a start that ended, or was killed between two of its keys, be it the same one."""
+    if left == "whole":
+        assert job.start("true").wait(200) == 0, job.said()
+        job.restarts = 1
+    else:
+        half_made = job.directory / "keys-0"
+        half_made.mkdir(parents=True)
+        (half_made / "trusted.json").write_text('{"keys": []}')
+    job.allocate("node3", "node4")
+    assert job.start("true").wait(200) == 0, job.said()
+    for name in ("node3", "node4"):
+        assert (job.directory / f"keys-{job.restarts}" / f"node-{name}.key").exists()
     assert job.left() == {}
 
 

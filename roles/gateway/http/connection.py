@@ -7,53 +7,27 @@ the processor time of a server that runs an application (ADR 0230).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Sequence
+from typing import Final, cast
 
 from fabric.clock import Clock
 from fabric.errors import Overloaded
-from roles.gateway.failures import Failure, failure_of
+from roles.gateway.failures import failure_of
 from roles.gateway.http.compression import chosen, compressed
 from roles.gateway.http.limits import BodyBudget, HttpLimits
-from roles.gateway.http.messages import Head, Reply, Request, head_of
+from roles.gateway.http.messages import Cancellable, Handler, Reply, Request, head_of
 from roles.gateway.http.protocol_v2 import failed
 from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, Refused
 from roles.runtime.process import log
 
 LOOK_EVERY_S: Final = 0.25
 _THREAD_FROM_BYTES: Final = 64 << 10  # compressing more than that takes over a millisecond
-_PIECE_BYTES: Final = (
-    64 << 10
-)  # of an answer: as much as a transport buffers before it says that its client does not read
+_PIECE_BYTES: Final = 64 << 10
+"""Of an answer: as much as a transport buffers before it says that its client does not read."""
 _NO_ROOM: Final = "bodies and answers of others take all the room there is"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-Answer = Callable[[Reply], None]
-
-
-class Cancellable(Protocol):
-    """A request that is being answered."""
-
-    def cancel(self) -> object:
-        """Its client has gone."""
-        ...
-
-
-class Handler(Protocol):
-    """Who answers requests."""
-
-    def screen(self, head: Head) -> None:
-        """Raises RequestError for a request that need not even be read."""
-        ...
-
-    def refused(self, head: Head, failure: Failure) -> None:
-        """A request with that head is, and was or will not be started."""
-        ...
-
-    def start(self, request: Request, answer: Answer) -> Cancellable | None:
-        """Answer it, now (then None may be returned) or later."""
-        ...
 
 
 class HttpServer:
@@ -71,6 +45,7 @@ class HttpServer:
         """Counted since the start; refused ones were not whole, or not HTTP."""
         self.defects = 0  # of ours, in reading what strangers sent
         self._looking: asyncio.TimerHandle | None = None
+        self._look_at_ms = math.inf
 
     def connection(self) -> HttpConnection:
         """For asyncio's `create_server`."""
@@ -82,10 +57,12 @@ class HttpServer:
         return len(self.connections) - self.lingering
 
     def watch(self) -> None:
-        """From now on whoever is too slow is refused."""
+        """From now on whoever is too slow is refused. For how long we look too late, as after a pause of the process, nobody is."""
         now_ms = self.clock.now_ms()
+        late_ms = max(0.0, now_ms - self._look_at_ms)
         for connection in list(self.connections):
-            connection.tick(now_ms)
+            connection.tick(now_ms, late_ms)
+        self._look_at_ms = now_ms + LOOK_EVERY_S * 1e3
         self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.watch)
 
     def note_defect(self, defect: BaseException) -> None:
@@ -201,11 +178,14 @@ class HttpConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------ from the server
 
-    def tick(self, now_ms: float) -> None:
-        """Time goes by."""
+    def tick(self, now_ms: float, late_ms: float = 0.0) -> None:
+        """Time goes by. `late_ms`: in which nothing was read or written, by our own doing."""
+        if self._limit_at_ms is not None:
+            self._limit_at_ms += late_ms
         if self._limit_at_ms is not None and now_ms >= self._limit_at_ms:
             self.abort()
         elif self._reader is not None and self._held_up_at_ms is None:
+            self._reader.held_up(now_ms - late_ms, now_ms)
             self._take(self._reader.tick(now_ms))
 
     def end_if_idle(self) -> None:

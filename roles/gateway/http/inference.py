@@ -9,8 +9,7 @@ from functools import partial
 from fabric.errors import FabricError
 from fabric.messages import ModelInfo
 from roles.gateway.failures import GONE, Failure, failure_of
-from roles.gateway.http.connection import Answer, Cancellable
-from roles.gateway.http.messages import Reply, Request
+from roles.gateway.http.messages import Answer, Cancellable, Reply, Request
 from roles.gateway.http.predict import read_predict, write_predict
 from roles.gateway.http.protocol_v2 import LENGTH_HEADER, failed, read_infer, write_infer, write_json
 from roles.gateway.inference import Inference, Rows, checked_rows, outputs_of

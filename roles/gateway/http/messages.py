@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from roles.gateway.failures import Failure
 
@@ -52,6 +52,33 @@ class Reply:
     def size_bytes(self) -> int:
         """Of the body."""
         return sum(len(part) for part in self.body)
+
+
+Answer = Callable[[Reply], None]
+
+
+class Cancellable(Protocol):
+    """A request that is being answered."""
+
+    def cancel(self) -> object:
+        """Its client has gone."""
+        ...
+
+
+class Handler(Protocol):
+    """Who answers requests."""
+
+    def screen(self, head: Head) -> None:
+        """Raises RequestError for a request that need not even be read."""
+        ...
+
+    def refused(self, head: Head, failure: Failure) -> None:
+        """A request with that head is, and was or will not be started."""
+        ...
+
+    def start(self, request: Request, answer: Answer) -> Cancellable | None:
+        """Answer it, now (then None may be returned) or later."""
+        ...
 
 
 REASONS: Final[Mapping[int, str]] = {

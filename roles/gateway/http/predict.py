@@ -21,7 +21,7 @@ from fabric.messages import TENSORS_MAX, Ledger, ModelInfo
 from fabric.policy_options import shown
 from roles.gateway.http.protocol_v2 import read_json
 from roles.gateway.inference import ROWS_MAX, Inference, InputTensor, Rows, budget_of, priority_of
-from roles.gateway.tensors import declared_dtype, numbers, to_values
+from roles.gateway.tensors import check_values, declared_dtype, numbers, to_values
 
 KEYS: Final = ("inputs", "instances", "deadline_ms", "priority", "id")
 _FILES: Final = ("image/", "application/octet-stream")
@@ -62,7 +62,8 @@ def read_predict(
 def write_predict(
     inference: Inference, results: Sequence[InferResult], *, is_stacked: bool
 ) -> dict[str, Any]:
-    """The answer's document: outputs as nested lists, and where the time went."""
+    """The answer's document: outputs as nested lists, and where the time went. Raises TooLarge."""
+    check_values(array for result in results for array in result.outputs.values())
     outputs = [_nested(result.outputs) for result in results]
     answer: dict[str, Any] = {"model": inference.model}
     if inference.request_id:

@@ -31,7 +31,7 @@ from roles.gateway.inference import (
     priority_of,
     wanted_of,
 )
-from roles.gateway.tensors import datatype_of, from_raw, from_values, to_raw, to_values
+from roles.gateway.tensors import check_values, datatype_of, from_raw, from_values, to_raw, to_values
 
 LENGTH_HEADER: Final = "inference-header-content-length"
 JSON_BYTES_MAX: Final = 16 << 20
@@ -111,10 +111,12 @@ def read_infer(model: str, body: bytes, header_length: str | None) -> Inference:
 def write_infer(
     inference: Inference, outputs: Mapping[str, Tensor]
 ) -> tuple[Sequence[Body], str, int | None]:
-    """The body of its answer, the content type, and the JSON's length where tensors follow it (else None)."""
+    """The body of its answer, the content type, and the JSON's length where tensors follow it (else None). Raises InvalidInput, TooLarge."""
     described: list[dict[str, Any]] = []
     raw: list[Body] = []
-    for name, array, is_binary in wanted_of(inference, outputs):
+    wanted = wanted_of(inference, outputs)
+    check_values(array for _, array, is_binary in wanted if not is_binary)
+    for name, array, is_binary in wanted:
         one: dict[str, Any] = {
             "name": name,
             "datatype": datatype_of(dtype_name(array.dtype)),

@@ -108,7 +108,7 @@ class HttpReader:
         if self._state is _State.HEAD:
             # The parser tells of a header field only when it is over, so what it holds is counted too.
             self._head_bytes += len(data)
-        body_bytes = self._received
+        head, body_bytes = self._head, self._received  # of what is in its body now, if anything is
         try:
             self._parse(data)
         except httptools.HttpParserCallbackError as error:
@@ -119,8 +119,9 @@ class HttpReader:
                 self._refuse(InvalidInput("this request cannot be read"), defect=found or error)
         except httptools.HttpParserError as error:
             self._refuse(InvalidInput(f"this is not HTTP/1.1: {error!s:.200}"))
-        if self._state is _State.BODY and self._received == body_bytes:
-            self._head_bytes += len(data)  # the frames of chunks, and fields after the last one
+        if self._state is _State.BODY and self._head is head:
+            # The frames of chunks, and fields after the last one, are bounded as a head is between two pieces of the body.
+            self._head_bytes = self._head_bytes + len(data) if self._received == body_bytes else 0
         if self._state in (_State.HEAD, _State.BODY) and self._head_bytes > self._limits.head_bytes_max:
             self._refuse(HeaderTooLarge(f"the head is over {self._limits.head_bytes_max} bytes"))
         events, self._events = self._events, []
@@ -137,7 +138,7 @@ class HttpReader:
         return events
 
     def held_up(self, since_ms: float, now_ms: float) -> None:
-        """An answer before it was awaited meanwhile: what is on its way has that much longer, or from its own beginning on."""
+        """An answer before it was awaited meanwhile, or nothing was read: what is on its way has that much longer, or from its own beginning on."""
         self._head_at_ms += now_ms - max(since_ms, self._head_at_ms)
         self._body_at_ms += now_ms - max(since_ms, self._body_at_ms)
 

@@ -18,9 +18,8 @@ from fabric.errors import (
 )
 from roles.gateway import descriptions
 from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, NoToken, Unsupported, failure_of
-from roles.gateway.http.connection import Answer, Cancellable
 from roles.gateway.http.inference import HttpInference
-from roles.gateway.http.messages import Head, Reply, Request
+from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Request
 from roles.gateway.http.protocol_v2 import failed, read_json, write_json
 from roles.gateway.inference import check_version
 from roles.gateway.repository import Repository, load, unload

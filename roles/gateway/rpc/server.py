@@ -11,7 +11,8 @@ import grpc
 from fabric.errors import ConfigError
 from fabric.frames import ANSWER_BYTES_MAX
 from roles.config.gateway import GatewayConfig
-from roles.gateway.http.limits import BodyBudget
+from roles.gateway.certificate import Certificate
+from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.service import IDLE_MS, RpcService
 from roles.gateway.service import Service
@@ -51,11 +52,14 @@ class RpcServer:
         tokens: Tokens,
         config: GatewayConfig,
         budget: BodyBudget,
+        certificate: Certificate | None = None,
     ) -> None:
         self._service = RpcService(
             service, repository, tokens, budget, config.connections_max, config.request_bytes_max
         )
         self._config = config
+        self._certificate = certificate
+        self._pem = (b"", b"")  # that gRPC has
         self._unreadable = _UnreadableMetadata()
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
@@ -85,6 +89,9 @@ class RpcServer:
                 ("grpc.max_send_message_length", ANSWER_BYTES_MAX + _HEAD_ROOM_BYTES),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 ("grpc.max_concurrent_streams", config.connections_max),
+                # More than calls: who has no room for one hears so, and of our health. Older versions of gRPC know of no such limit.
+                ("grpc.max_allowed_incoming_connections", 2 * config.connections_max),
+                ("grpc.server_handshake_timeout_ms", round(HttpLimits().head_ms)),
                 ("grpc.max_connection_idle_ms", round(IDLE_MS)),
                 # A client that went without a word, as by a cut cable, is found by asking, and its calls end.
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -95,16 +102,26 @@ class RpcServer:
         )
         self._server.add_generic_rpc_handlers((self._service.handler(),))
         try:
-            if config.tls_certificate is not None and config.tls_key is not None:
-                pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
-                port = self._server.add_secure_port(config.grpc, grpc.ssl_server_credentials([pair]))
+            if self._certificate is not None:
+                first = self._renewed()
+                credentials = grpc.dynamic_ssl_server_credentials(first, self._renewed)
+                port = self._server.add_secure_port(config.grpc, credentials)
             else:
                 port = self._server.add_insecure_port(config.grpc)
-        except (OSError, RuntimeError) as error:
+        except RuntimeError as error:
             raise ConfigError(f"listen.grpc: cannot listen at {config.grpc}: {error}") from error
         logging.getLogger(_DECODING).addFilter(self._unreadable)
         await self._server.start()
         return f"{config.grpc.rpartition(':')[0]}:{port}"
+
+    def _renewed(self) -> Any:
+        """The certificate, where gRPC has another one; None: it has this one. Called by its own threads, for each connection."""
+        assert self._certificate is not None, "it is wanted"
+        pem = self._certificate.pem
+        if pem is self._pem:
+            return None
+        self._pem = pem
+        return grpc.ssl_server_certificate_configuration([pem])
 
     def drain(self, limit_s: float) -> None:
         """Take no new calls, and let those that are there end by then."""

@@ -179,6 +179,10 @@ class RpcService:
     async def _infer(self, reading: Reading | None, context: Any) -> tuple[Any, Metadata]:
         assert reading is not None, "it has a message"
         response, timing = await self._inferred(reading, None, context)
+        size = response.ByteSize()
+        if not self._budget.take(size):
+            raise Overloaded("bodies and answers of others take all the room there is")
+        context.add_done_callback(lambda _: self._budget.give_back(size))
         return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
@@ -202,7 +206,8 @@ class RpcService:
             response, _ = await self._inferred(reading, read_at_ms, context)
             return ModelStreamInferResponse(infer_response=response)
 
-        stream = InferStream(requests, answered, self._service.clock, self._silent_ms_max)
+        clock = self._service.clock
+        stream = InferStream(requests, answered, clock, self._silent_ms_max, self._budget)
         self._streams.add(stream)
         if self._is_draining:
             stream.drain()

@@ -12,14 +12,12 @@ from typing import Any, Final
 from fabric.errors import InvalidInput, TooLarge
 from fabric.messages import RANK_MAX, TENSORS_MAX
 from roles.gateway.rpc.messages import message_class
-from roles.gateway.tensors import FILES_MAX
+from roles.gateway.tensors import FILES_MAX, VALUES_MAX
 
 FIELDS_MAX: Final = 4 * TENSORS_MAX
 """Of a message: inputs and their bytes, outputs, and what else there is."""
 TENSOR_FIELDS_MAX: Final = 8 * TENSORS_MAX
 """Of all inputs and outputs of a message that are not small, with their parameters, and elements that are fields of their own."""
-CONTENTS_MAX: Final = 4 << 20
-"""Elements in `contents`, of all inputs: each is an object of Python for a while, and nothing else is done meanwhile."""
 _SMALL_BYTES: Final = 128
 """Of an input or output that is not looked into: of so few bytes all that there may be take 30 MB, and those of a usual request cost nothing."""
 _SHAPE_BYTES_MAX: Final = 10 * RANK_MAX  # a number has ten bytes at most
@@ -114,11 +112,11 @@ class _Tensors:
             for at in range(begin, end, _PIECE_BYTES):
                 piece = self._raw[at : min(at + _PIECE_BYTES, end)]
                 self._elements += len(piece.translate(None, _GOES_ON))
-                if self._elements > CONTENTS_MAX:
+                if self._elements > VALUES_MAX:
                     break
-        if self._elements > CONTENTS_MAX:
+        if self._elements > VALUES_MAX:
             raise TooLarge(
-                f"over {CONTENTS_MAX} elements in contents; there may be as many: send tensors as raw_input_contents"
+                f"over {VALUES_MAX} elements in contents; there may be as many: send tensors as raw_input_contents"
             )
 
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from fabric.clock import Clock
-from fabric.errors import PeerLost
+from fabric.errors import Overloaded, PeerLost
 from roles.gateway.failures import Failure, TooSlow, failure_of
+from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.rpc.ends import failure_of_call, told
 from roles.gateway.rpc.held import Held
 
@@ -23,7 +24,12 @@ class InferStream:
     """Of one call. `failure`: what it is to end with once there are no more answers. Belongs to the running loop."""
 
     def __init__(
-        self, requests: AsyncIterator[Held], answering: Answering, clock: Clock, silent_ms_max: float
+        self,
+        requests: AsyncIterator[Held],
+        answering: Answering,
+        clock: Clock,
+        silent_ms_max: float,
+        budget: BodyBudget,
     ) -> None:
         self.failure: Failure | None = None
         self._requests = requests
@@ -31,7 +37,9 @@ class InferStream:
         self._clock = clock
         self._silent_ms_max = silent_ms_max
         self._moved_at_ms = clock.now_ms()
-        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._budget = budget
+        self._answers: asyncio.Queue[tuple[Any, int] | None] = asyncio.Queue()
+        """That are not sent, and how many bytes of the budget each has until it is; None: there are no more."""
         self._room = asyncio.Semaphore(STREAM_MAX)
         self._working: set[asyncio.Task[None]] = set()
         self._unanswered = 0
@@ -47,8 +55,14 @@ class InferStream:
         self._look()
         self._end_if_drained()
         try:
-            while (answer := await self._answers.get()) is not None:
-                yield answer
+            while (finished := await self._answers.get()) is not None:
+                answer, size = finished
+                unread = self._end_if_unread(size)
+                try:
+                    yield answer
+                finally:
+                    unread.cancel()
+                    self._budget.give_back(size)
                 self._moved_at_ms = self._clock.now_ms()
                 self._unanswered -= 1
                 self._room.release()  # not before it is sent: who does not read is not read from
@@ -58,8 +72,9 @@ class InferStream:
         finally:
             if self._looking is not None:
                 self._looking.cancel()
-            for task in (reading, *self._working):
-                task.cancel()
+            reading.cancel()
+            self._reading = None  # with it goes a request that it waited with for room
+            self._drop()
 
     def drain(self) -> None:
         """Answer what was asked, refuse what is read from now on, and end when nothing is left."""
@@ -84,7 +99,11 @@ class InferStream:
             answer = await self._answering(held, read_at_ms, _ending() if is_late else None)
         except Exception as error:  # noqa: BLE001  every request is answered
             answer = told(held, failure_of_call(error))
-        self._answers.put_nowait(answer)
+        size = 0 if answer.error_message else answer.ByteSize()
+        if not self._budget.take(size):
+            room = Overloaded("bodies and answers of others take all the room there is")
+            answer, size = told(held, failure_of(room)), 0
+        self._answers.put_nowait((answer, size))
 
     def _over(self, reading: asyncio.Task[None]) -> None:
         if not reading.cancelled():
@@ -99,6 +118,29 @@ class InferStream:
         else:
             silent = f"nothing was asked on this stream for {limit_ms / 1e3:g} s: open another one"
             self._end(failure_of(TooSlow(silent)))
+
+    def _end_if_unread(self, size: int) -> asyncio.TimerHandle:
+        """Unless this is cancelled before its client may have taken an answer of that size.
+
+        It is told when it reads on: gRPC ends no call while an answer is on its way, so that one answer is held until it does.
+        """
+        limit_s = HttpLimits().answer_limit_ms(size) / 1e3
+
+        def end() -> None:
+            self.failure = failure_of(TooSlow(f"an answer on this stream was not read for {limit_s:.0f} s"))
+            self._end(self.failure)
+            self._drop()
+            self._answers.put_nowait(None)
+
+        return asyncio.get_running_loop().call_later(limit_s, end)
+
+    def _drop(self) -> None:
+        """What is under way, and what is not sent."""
+        for task in self._working:
+            task.cancel()
+        while not self._answers.empty():
+            finished = self._answers.get_nowait()
+            self._budget.give_back(0 if finished is None else finished[1])
 
     def _end_if_drained(self) -> None:
         if self._is_draining and not self._unanswered and not self._is_whole:

@@ -23,8 +23,17 @@ from roles.gateway.inference import (
     wanted_of,
 )
 from roles.gateway.rpc.messages import ModelInferResponse
-from roles.gateway.rpc.size_check import CONTENTS_MAX
-from roles.gateway.tensors import BF16, BYTES, Elements, count_of, datatype_of, from_raw, from_values, to_raw
+from roles.gateway.tensors import (
+    BF16,
+    BYTES,
+    VALUES_MAX,
+    Elements,
+    count_of,
+    datatype_of,
+    from_raw,
+    from_values,
+    to_raw,
+)
 
 _CONTENTS: Final[Mapping[str, str]] = {
     "BOOL": "bool_contents",
@@ -65,9 +74,9 @@ def read_infer(request: Any) -> Inference:
         else:
             count = count_of(one.name, one.datatype, shape)
             elements += count
-            if elements > CONTENTS_MAX:
+            if elements > VALUES_MAX:
                 raise TooLarge(
-                    f"{elements} elements and more in contents; there may be {CONTENTS_MAX}:"
+                    f"{elements} elements and more in contents; there may be {VALUES_MAX}:"
                     " send tensors as raw_input_contents"
                 )
             data = _from_contents(one, shape, count)

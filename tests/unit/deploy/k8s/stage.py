@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,6 +58,16 @@ class Stage:
         found = [one for one in yaml.safe_load_all(done.stdout) if one is not None]
         assert len({_name(one) for one in found}) == len(found)
         return {_name(one): one for one in found}
+
+
+def with_gateway(folder: Path, **more: Any) -> Stage:
+    stage = Stage(folder)
+    (folder / "tokens").write_text("a-token-of-some-length\n", encoding="utf-8")
+    (folder / "tokens").chmod(0o600)
+    stage.document = json.loads(json.dumps(stage.document))
+    stage.document["listen"] = {"http": "127.0.0.1:8080", "grpc": "127.0.0.1:0"}
+    stage.document["cluster"]["gateway"] = {"token_file": "tokens", "request_mb": 8, **more}
+    return stage
 
 
 def _name(one: Plain) -> tuple[str, str]:

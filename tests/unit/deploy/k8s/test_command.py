@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from fabric.errors import ConfigError
-from tests.unit.deploy.k8s.stage import DOCUMENT, IMAGE, MODEL, Stage
+from tests.unit.deploy.k8s.stage import DOCUMENT, IMAGE, MODEL, NODES, Stage
 
 ROOT = Path(__file__).parents[4]
 CLUSTER: dict[str, Any] = DOCUMENT["cluster"]
@@ -170,6 +170,32 @@ def test_a_folder_gets_files_of_which_one_is_secret_and_a_second_time_the_same(t
     again = stage.run("--image", IMAGE, "--output", str(folder))
     assert again.exit_code == 0
     assert {path: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_agents_of_nodes_that_are_so_no_more_are_deleted_by_the_command_that_is_said(tmp_path: Path) -> None:
+    """No apply deletes what is in no file any more: the former DaemonSet would keep its nodes' GPUs."""
+    stage = Stage(tmp_path)
+    before = stage.objects("--namespace", "serving")
+    nodes = [{**node, "gpus": 8} if node["host"] == "gpu-c" else node for node in NODES]
+    stage.document["cluster"] = {**CLUSTER, "nodes": [node for node in nodes if node["host"] != "cpu-d"]}
+    after = stage.objects("--namespace", "serving")
+    folder = tmp_path / "out"
+    said = stage.run("--image", IMAGE, "--namespace", "serving", "--output", str(folder)).stderr
+    (command,) = re.findall(r"kubectl -n serving delete .*", said)
+    assert command in (folder / "node-agents.yaml").read_text()
+    found = re.fullmatch(r"kubectl -n serving delete (\S+) -l '(.*),(\S+) notin \((.*)\)'", command)
+    assert found is not None
+    kinds, labels, label, names = found.groups()
+
+    def is_deleted(one: dict[str, Any]) -> bool:
+        its = one["metadata"]["labels"]
+        is_of_us = dict(pair.split("=") for pair in labels.split(",")).items() <= its.items()
+        return one["kind"].lower() in kinds.split(",") and is_of_us and its.get(label) not in names.split(",")
+
+    gone = {key for key in before if key not in after}
+    assert {name for _, name in gone} == {"tenuto-node-agent-cuda-4", "tenuto-node-agent-cpu"}
+    assert {key for key, one in before.items() if is_deleted(one)} == gone
+    assert not any(map(is_deleted, after.values()))
 
 
 def test_the_page_tells_it_as_it_is(tmp_path: Path) -> None:

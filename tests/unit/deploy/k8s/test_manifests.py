@@ -30,6 +30,7 @@ from tests.unit.deploy.k8s.stage import (
     expanded,
     nodes_of,
     pod_templates,
+    with_gateway,
 )
 
 FIELDS = {
@@ -378,16 +379,6 @@ def run_keys(*words: object) -> None:
 
 
 # ------------------------------------------------------------ a gateway
-
-
-def with_gateway(folder: Path, **more: Any) -> Stage:
-    stage = Stage(folder)
-    (folder / "tokens").write_text("a-token-of-some-length\n", encoding="utf-8")
-    (folder / "tokens").chmod(0o600)
-    stage.document = json.loads(json.dumps(stage.document))
-    stage.document["listen"] = {"http": "127.0.0.1:8080", "grpc": "127.0.0.1:0"}
-    stage.document["cluster"]["gateway"] = {"token_file": "tokens", "request_mb": 8, **more}
-    return stage
 
 
 def test_a_gateway_is_beside_each_frontend_and_asks_it_by_its_local_socket(tmp_path: Path) -> None:

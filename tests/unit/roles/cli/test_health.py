@@ -44,6 +44,11 @@ def test_what_keeps_a_role_from_its_part(told: StatusListed, reason: str) -> Non
     assert why_unready(told) == reason
 
 
+def test_a_gateway_waits_for_a_frontend() -> None:
+    told = StatusListed("gateway-0", 1, (), (), {"is_ready": 0.0})
+    assert why_unready(told) == "has no frontend that wants requests, or ends"
+
+
 def test_nothing_runs(tmp_path: Path) -> None:
     done = CliRunner().invoke(health, ["--run-dir", str(tmp_path)])
     assert isinstance(done.exception, PeerLost)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from roles.gateway.failures import Failure, NotFound
-from roles.gateway.http.connection import LOOK_EVERY_S, Answer, Cancellable, HttpConnection, HttpServer
+from roles.gateway.http.connection import LOOK_EVERY_S, HttpConnection, HttpServer
 from roles.gateway.http.limits import HttpLimits
-from roles.gateway.http.messages import Head, Reply, Request
+from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Request
 
 LARGE = 100_000
 LIMITS = HttpLimits(bodies_bytes_max=2 * LARGE + LARGE // 2)
@@ -132,6 +132,47 @@ def test_what_waits_behind_an_answer_that_is_not_out_yet_is_not_too_slow(
     assert statuses(wire) == before
     stand.wait(1)
     assert statuses(wire) == [*before, b"408"]
+
+
+@pytest.mark.parametrize(
+    ("part", "limit_s", "end"),
+    [
+        (b"", 10, b"408"),
+        (get("last")[:8], 10, b"408"),
+        (b"POST /last HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", 10, b"408"),
+        (get("large"), 36, b"closed"),
+        (get("now"), 75, b"closed"),
+    ],
+)
+def test_a_pause_of_our_own_is_held_against_nobody(part: bytes, limit_s: float, end: bytes) -> None:
+    """The process was stopped, say, or its host was: what came meanwhile is read after the look that was due."""
+    stand = Stand()
+
+    async def run() -> None:
+        connection, wire = stand.connected()
+        stand.server.watch()
+        wire.is_slow = part == get("large")
+        connection.data_received(part)
+        before = statuses(wire)
+
+        def wait(for_s: float, looks: int) -> None:
+            for _ in range(looks):
+                stand.now_ms_ += 1e3 * for_s / looks
+                stand.server.watch()
+
+        def is_over() -> bool:
+            return wire.is_closed or statuses(wire)[len(before) :] == [b"408"]
+
+        wait(limit_s / 2, round(limit_s / 2 / LOOK_EVERY_S))
+        wait(600, 1)
+        wait(limit_s / 2 - 2, round(limit_s / 2 / LOOK_EVERY_S))
+        assert not is_over()
+        wait(4, round(4 / LOOK_EVERY_S))
+        assert is_over()
+        assert wire.is_closed or end == b"408"
+        stand.server.close()
+
+    asyncio.run(run())
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

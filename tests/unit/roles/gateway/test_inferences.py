@@ -58,6 +58,20 @@ def test_a_plain_request_takes_names_and_types_of_a_model_that_came_lately(tmp_p
     at_doors(tmp_path, StandIn(), test)
 
 
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("shape", [(3,), None])
+def test_an_output_may_be_asked_for_once(shape: Any, door: str, tmp_path: Path) -> None:
+    """As often as it is named it would be written out: of 53 kB that name one of 10 MB 4,096 times, 40 GB."""
+
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        assert await doors.infer(door)("m", ONE, ["x", "x"]) == ("InvalidInput", ())
+        assert doors.client.asked == []
+        assert (await doors.infer(door)("m", ONE, ["x"]))[0] == ""
+
+    at_doors(tmp_path, StandIn(model(shape=shape)), test)
+
+
 def test_an_output_that_the_model_lately_got_may_be_asked_for(tmp_path: Path) -> None:
     async def test(doors: Doors) -> None:
         former = model()

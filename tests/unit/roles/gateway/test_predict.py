@@ -16,6 +16,7 @@ from fabric.ids import ModelId
 from fabric.messages import Ledger, ModelInfo, TensorInfo
 from roles.gateway.http.predict import read_predict, write_predict
 from roles.gateway.http.protocol_v2 import write_json
+from roles.gateway.tensors import VALUES_MAX
 from tests.unit.roles.gateway.test_inference import PICTURES, TWO
 
 ONE = ModelInfo(ModelId("one"), 25.0, (TensorInfo("x", "int64", (2,)),))
@@ -108,6 +109,13 @@ def test_the_answer_is_plain_json_with_its_ledger() -> None:
     document = json.loads(write_json(write_predict(inference, [result], is_stacked=rows.is_stacked)))
     assert document["outputs"] == {"y": [[1.5, None]]}
     assert (document["model"], document["id"], document["ledger"]["gpu_ms"]) == ("one", "7", 3.0)
+
+
+def test_an_answer_has_an_end() -> None:
+    inference, rows = asked({"instances": [[1, 2], [1, 2]]})
+    half = InferResult({"y": np.zeros(VALUES_MAX // 2 + 1, np.uint8)}, Ledger())
+    with pytest.raises(TooLarge, match=r"ask .* for binary data"):
+        write_predict(inference, [half, half], is_stacked=rows.is_stacked)
 
 
 def test_a_model_that_takes_no_pictures_says_what_it_takes() -> None:

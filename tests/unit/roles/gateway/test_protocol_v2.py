@@ -17,6 +17,7 @@ from fabric.link import Tensor
 from roles.gateway.failures import Unsupported
 from roles.gateway.http.protocol_v2 import JSON_BYTES_MAX, read_infer, write_infer
 from roles.gateway.inference import Inference, OutputWanted
+from roles.gateway.tensors import VALUES_MAX
 from tests.strategies import tensors
 
 # "Inference Request Examples" of the Open Inference Protocol (input1's shape corrected: the page gives one value for [3]).
@@ -176,6 +177,19 @@ def test_json_without_end_is_too_large() -> None:
 def test_what_would_change_the_answer_and_is_not_done_is_said(parameters: dict[str, Any]) -> None:
     with pytest.raises(Unsupported):
         read_infer("m", one_input(parameters=parameters), None)
+
+
+def test_an_answer_in_json_has_an_end() -> None:
+    half = np.zeros(VALUES_MAX // 2 + 1, np.uint8)
+    both = {"y": half, "z": half}
+    with pytest.raises(
+        TooLarge, match=r"has 4194306 elements; JSON may have 4194304: ask .* for binary data"
+    ):
+        write_infer(Inference("m", ()), both)
+    one_of_them = [OutputWanted("y", is_binary=False), OutputWanted("z", is_binary=True)]
+    for inference in (Inference("m", (), is_binary=True), Inference("m", (), one_of_them)):
+        parts, _, size = write_infer(inference, both)
+        assert size == len(parts[0])
 
 
 def test_sequences_are_not_done() -> None:

@@ -58,7 +58,12 @@ def test_a_request_is_whole_or_nothing() -> None:
 
 
 @given(
-    st.lists(st.binary(max_size=40), min_size=1, max_size=5),
+    st.lists(
+        # Also longer ones than a head may be.
+        st.one_of(st.binary(max_size=40), st.integers(1_000, 2_000).map(bytes)),
+        min_size=1,
+        max_size=5,
+    ),
     st.lists(st.integers(1, 400), max_size=30),
     st.booleans(),
     st.booleans(),
@@ -88,6 +93,39 @@ def test_however_the_bytes_come_the_requests_are_the_same(
     assert [event.body for event in found if isinstance(event, Request)] == bodies
     assert len(found) == len(bodies)
     assert budget.used == sum(map(len, bodies))
+
+
+def test_a_body_and_the_head_behind_it_may_come_together() -> None:
+    one, last = reader(), post(bytes(10))
+    (first,) = one.feed(post(bytes(4_000)) + last[:-10], 0.0)
+    assert isinstance(first, Request)
+    (second,) = one.feed(last[-10:], 0.0)
+    assert isinstance(second, Request)
+    assert second.body == bytes(10)
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_frames_of_any_number_of_chunks_may_come_apart_from_what_is_in_them() -> None:
+    one = reader()
+    one.feed(CHUNKED, 0.0)
+    for _ in range(2_000):
+        for piece in (b"1\r\n", b"x", b"\r\n"):
+            assert list(one.feed(piece, 0.0)) == []
+    (request,) = one.feed(b"0\r\n\r\n", 0.0)
+    assert isinstance(request, Request)
+    assert request.body == b"x" * 2_000
+
+
+@pytest.mark.parametrize("begun", [b"", b"1\r\nx\r\n"])
+@pytest.mark.parametrize("frame", [b"0", b"1;x", b"0\r\nx: y"])
+def test_a_frame_without_an_end_is_refused(begun: bytes, frame: bytes) -> None:
+    one = reader()
+    found = [*one.feed(CHUNKED, 0.0), *one.feed(begun, 0.0), *one.feed(frame, 0.0)]
+    for _ in range(LIMITS.head_bytes_max):
+        found += one.feed(frame[-1:], 0.0)
+    assert refusal(found).code == "HeaderTooLarge"
 
 
 @given(st.lists(st.binary(max_size=120), max_size=8), st.booleans())

@@ -56,6 +56,23 @@ def test_a_file_that_changed_is_taken_over_and_a_wrong_one_is_not(tmp_path: Path
     tokens.check(f"Bearer {OTHER}")
 
 
+@pytest.mark.parametrize("is_another_file", [False, True])
+def test_a_file_that_changed_under_its_former_time_is_taken_over(
+    tmp_path: Path, *, is_another_file: bool
+) -> None:
+    """As `cp -p`, `rsync -t` and archives carry times over: who is not in it any more asks no more."""
+    path = written(tmp_path / "t", ONE)
+    os.utime(path, ns=(1, 1))
+    tokens = Tokens(path)
+    draft = written(tmp_path / "draft" if is_another_file else path, OTHER[: len(ONE)])
+    os.utime(draft, ns=(1, 1))
+    draft.replace(path)
+    tokens.refresh()
+    tokens.check(f"Bearer {OTHER[: len(ONE)]}")
+    with pytest.raises(Unauthorised):
+        tokens.check(f"Bearer {ONE}")
+
+
 @pytest.mark.parametrize(
     ("text", "mode"),
     [("", 0o600), ("short", 0o600), ("with spaces", 0o600), (ONE, 0o644), (f"{ONE}é", 0o600)],

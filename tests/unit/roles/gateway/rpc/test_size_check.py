@@ -16,9 +16,9 @@ from fabric.messages import RANK_MAX
 from roles.gateway.http.limits import BodyBudget
 from roles.gateway.rpc.messages import message_class, methods
 from roles.gateway.rpc.service import RpcService
-from roles.gateway.rpc.size_check import CONTENTS_MAX, TENSOR_FIELDS_MAX, check_size
+from roles.gateway.rpc.size_check import TENSOR_FIELDS_MAX, check_size
 from roles.gateway.rpc.translation import read_infer
-from roles.gateway.tensors import FILES_MAX
+from roles.gateway.tensors import FILES_MAX, VALUES_MAX
 from tests.unit.roles.gateway.rpc.test_stream import service
 
 Asked = message_class("ModelInferRequest")
@@ -89,7 +89,7 @@ def test_what_would_take_many_times_its_bytes_is_refused_before_it_is_read(raw: 
 )
 def test_elements_are_counted_whatever_bytes_they_have(field: str, element: bytes) -> None:
     """Of all inputs together."""
-    half = contents(field, element * (CONTENTS_MAX // 2))
+    half = contents(field, element * (VALUES_MAX // 2))
     check_size(half * 2)
     with pytest.raises(TooLarge, match="send tensors as raw_input_contents"):
         check_size(half * 2 + contents(field, element * 200))

@@ -24,6 +24,7 @@ from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
 
 Asked = message_class("ModelInferRequest")
+Response = message_class("ModelInferResponse")
 
 
 BUDGET = BodyBudget(1 << 20)
@@ -296,6 +297,113 @@ def test_a_stream_that_waits_for_an_answer_is_not_silent(monkeypatch: pytest.Mon
         monkeypatch.setattr(own, "_inferred", slow)
         answers = [answer.error_message async for answer in own._stream(asked(), Context())]
         assert answers == ["InvalidInput: at last"]
+
+    hasty(run)
+
+
+OUTPUT_BYTES = 10 * 16_384
+
+
+def answering(own: RpcService, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Its inferences have outputs. How many bytes of the budget an answer takes."""
+
+    async def inferred(reading: Callable[[], Awaitable[Held]], *_: Any) -> Any:
+        response = Response(id=(await reading()).message.id, raw_output_contents=[bytes(OUTPUT_BYTES)])
+        return response, ""
+
+    monkeypatch.setattr(own, "_inferred", inferred)
+    return OUTPUT_BYTES
+
+
+@pytest.mark.parametrize("has_ended_its_side", [False, True])
+@pytest.mark.parametrize("part", [0.9, 1.1])
+def test_a_stream_whose_client_does_not_read_an_answer_ends_and_keeps_no_other_one(
+    part: float, monkeypatch: pytest.MonkeyPatch, *, has_ended_its_side: bool
+) -> None:
+    """After HTTP's 30 s and a second for each 16 KiB. Some wait for their inferences meanwhile, and one for room."""
+    budget = BodyBudget(1 << 30)
+    own = service(budget, LoopClock())
+    size = answering(own, monkeypatch)
+    limit_s = 40.0
+
+    async def asked() -> AsyncIterator[Held]:
+        for at in range(STREAM_MAX + 1):
+            yield held(budget, model_name="m", id=str(at))
+        if not has_ended_its_side:
+            await asyncio.sleep(IDLE_S)
+
+    async def run() -> None:
+        stream: Any = own._stream(asked(), Context())
+        await anext(stream)
+        await asyncio.sleep(part * limit_s)
+        kept = 1 if part > 1 else STREAM_MAX
+        assert kept * size <= budget.used < (kept + 1) * size
+        if part > 1:
+            with pytest.raises(AbortedError, match=r"DEADLINE_EXCEEDED.*was not read for 40 s.*TooSlow"):
+                await anext(stream)
+        else:
+            for _ in range(STREAM_MAX):
+                await anext(stream)
+            await stream.aclose()
+        await asyncio.sleep(0)
+        assert budget.used == 0
+
+    hasty(run)
+
+
+def test_answers_have_their_bytes_of_the_budget_until_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = BodyBudget(3 * OUTPUT_BYTES)
+    own = service(budget, LoopClock())
+    size = answering(own, monkeypatch)
+
+    async def asked() -> AsyncIterator[Held]:
+        for at in range(6):
+            if at == 4:  # when those before are read
+                await asyncio.sleep(2.0)
+            yield held(budget, model_name="m", id=str(at))
+
+    async def run() -> None:
+        told = {}
+        async for answer in own._stream(asked(), Context()):
+            told[answer.infer_response.id] = answer.error_message.partition(":")[0]
+            await asyncio.sleep(0.1)
+            assert budget.used < 3 * size
+        assert told == {"0": "", "1": "", "2": "Overloaded", "3": "Overloaded", "4": "", "5": ""}
+        assert budget.used == 0
+
+    hasty(run)
+
+
+def test_the_answer_of_a_call_has_its_bytes_of_the_budget_until_the_call_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = BodyBudget(3 * OUTPUT_BYTES // 2)
+    own = service(budget, LoopClock())
+    size = answering(own, monkeypatch)
+
+    class Call(Context):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[Any] = []
+
+        def add_done_callback(self, callback: Any) -> None:
+            self.ends.append(callback)
+
+        async def read(self) -> Held:
+            return held(budget, model_name="m")
+
+        def set_trailing_metadata(self, metadata: Any) -> None:
+            pass
+
+    async def run() -> None:
+        call, other = Call(), Call()
+        await own._unary(own._infer, None, call)
+        assert size <= budget.used < 2 * size
+        with pytest.raises(AbortedError, match=r"UNAVAILABLE.*bodies and answers of others"):
+            await own._unary(own._infer, None, other)
+        for end in (*call.ends, *other.ends):
+            end(None)
+        assert budget.used == 0
 
     hasty(run)
 
