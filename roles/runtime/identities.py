@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 
 from fabric.json_files import read_json, write_whole
 
-_STATE, _STARTED_AT = 0, 19  # fields of /proc/<pid>/stat behind the name in brackets
+_STATE, _THREADS, _STARTED_AT = 0, 17, 19  # fields of /proc/<pid>/stat behind the name in brackets
 
 
 class ProcessIdentity(Struct, frozen=True):
@@ -31,13 +31,17 @@ class ProcessIdentity(Struct, frozen=True):
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
-    """Who has that pid now; None: nobody, or only the remains of somebody."""
+    """Who has that pid now; None: nobody, or only the remains of somebody.
+
+    A process whose main thread has ended before the others, as one that is killed may for a moment, has its files and locks still.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     except OSError:
         return None
     parts = fields.split()
-    return None if parts[_STATE] in "ZX" else ProcessIdentity(pid, int(parts[_STARTED_AT]))
+    has_ended = parts[_STATE] in "ZX" and int(parts[_THREADS]) <= 1
+    return None if has_ended else ProcessIdentity(pid, int(parts[_STARTED_AT]))
 
 
 def started_at(pid: int) -> int | None:

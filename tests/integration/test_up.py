@@ -92,7 +92,7 @@ class Home:
 
     def assert_nothing_left(self) -> None:
         until(lambda: not self.processes(), what="the end of all processes")
-        assert not self.path.exists()
+        assert not self.path.exists(), sorted(map(str, self.path.rglob("*")))
 
 
 @pytest.fixture

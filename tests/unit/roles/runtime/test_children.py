@@ -1,14 +1,19 @@
-"""Children that the host does not let us start or watch."""
+"""Children that the host does not let us start or watch, and when a process has ended."""
 
 from __future__ import annotations
 
+import os
+import platform
 import resource
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from roles.runtime.children import Processes
+from roles.runtime.identities import end, identity_of
 from tests.integration.proc import until
 from tests.scarcity import limited, no_descriptors
 
@@ -80,3 +85,32 @@ def test_output_that_nobody_reads_holds_up_neither_a_role_nor_its_child() -> Non
         finally:
             watchdog.cancel()
             role.kill()
+
+
+EXIT_OF_ONE_THREAD = {"x86_64": 60, "aarch64": 93}
+"""The number of the system call: no library function ends the main thread of a Python process alone."""
+
+MAIN_THREAD_ENDS = """
+import ctypes, sys, threading, time
+threading.Thread(target=time.sleep, args=(60.0,)).start()
+ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)
+"""
+
+
+@pytest.mark.skipif(
+    platform.machine() not in EXIT_OF_ONE_THREAD, reason="the system call's number is not known"
+)
+def test_a_process_is_there_as_long_as_any_of_its_threads() -> None:
+    """Its sockets and locks are, so whoever clears up after it has to wait: threads of a killed process end one after the other."""
+    number = str(EXIT_OF_ONE_THREAD[platform.machine()])
+    process = subprocess.Popen([sys.executable, "-c", MAIN_THREAD_ENDS, number])
+    try:
+        stat = Path(f"/proc/{process.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", what="the main thread's end")
+        identity = identity_of(process.pid)
+        assert identity is not None
+        assert end(identity, 10.0)
+        assert identity_of(process.pid) is None
+    finally:
+        os.kill(process.pid, 9)
+        process.wait(10)
