@@ -162,8 +162,8 @@ class _Asker:
             for process in processes_in(self.run_dir)
             if process.role_id.startswith(FRONTEND_PREFIX) and process.alive
         ]
-        pids = {process.role_id: process.pid for process in frontends}
-        self.recording.asks(slo_ms, pids, MonotonicClock().now_ms())
+        incarnations = {process.role_id: process.incarnation for process in frontends}
+        self.recording.asks(slo_ms, incarnations, MonotonicClock().now_ms())
         for process in frontends:
             try:
                 for model_id in slo_ms:

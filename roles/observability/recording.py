@@ -36,7 +36,7 @@ class Recording:
     ended: set[str] = field(default_factory=set)
     """Frontends whose process ended, whether another one followed or not: likewise."""
     _slo_ms: dict[ModelId, float] = field(default_factory=dict)
-    _pids: dict[str, int] = field(default_factory=dict)
+    _incarnations: dict[str, str] = field(default_factory=dict)
     _asked_at_ms: float | None = None
     _asked_before_ms: float | None = None
     _zero_ms: dict[str, float] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Recording:
         """Requests of each model so far."""
         return {model_id: len(its) for model_id, its in sorted(self._moments.items())}
 
-    def asks(self, slo_ms: Mapping[ModelId, float], pids: Mapping[str, int], now_ms: float) -> None:
-        """Every frontend (by role id, its process) will be asked for every model that is served (by id, its SLO)."""
+    def asks(self, slo_ms: Mapping[ModelId, float], incarnations: Mapping[str, str], now_ms: float) -> None:
+        """Every frontend (by role id, its incarnation) will be asked for every model that is served (by id, its SLO)."""
         self.removed |= self._slo_ms.keys() - slo_ms.keys()
         self.renewed |= {one for one, ms in slo_ms.items() if self._slo_ms.get(one, ms) != ms}
-        self.ended |= {one for one, pid in self._pids.items() if pids.get(one) != pid}
+        self.ended |= {one for one, its in self._incarnations.items() if incarnations.get(one) != its}
         self._slo_ms |= slo_ms
-        self._pids |= pids
+        self._incarnations |= incarnations
         self._asked_before_ms, self._asked_at_ms = self._asked_at_ms, now_ms
 
     def note(self, frontend: str, model_id: ModelId, told: RequestsRemembered, now_ms: float) -> None:

@@ -20,7 +20,7 @@ from roles.runtime.running_cluster import ActiveScheduler, ProcessReport
 from tests.builders import model_info
 
 CLOCK = MonotonicClock()
-FRONTENDS = {"frontend-0": 7}
+FRONTENDS = {"frontend-0": "one"}
 
 
 class Cluster:
@@ -29,9 +29,9 @@ class Cluster:
     A request of each model comes before each time.
     """
 
-    def __init__(self, models: list[dict[int, dict[str, float]]], pids: list[dict[str, int]]) -> None:
+    def __init__(self, models: list[dict[int, dict[str, float]]], frontends: list[dict[str, str]]) -> None:
         self.models = models
-        self.pids = pids
+        self.frontends = frontends
         self.bins: dict[str, MinuteBins] = {}
 
     def active_schedulers(self, run_dir: Path, keyring: Keyring | None) -> Mapping[int, ActiveScheduler]:
@@ -49,7 +49,8 @@ class Cluster:
     def processes_in(self, run_dir: Path) -> list[ProcessReport]:
         del run_dir
         return [
-            ProcessReport(role_id, pid, alive=True, addresses={}) for role_id, pid in self.pids.pop(0).items()
+            ProcessReport(role_id, 7, alive=True, addresses={}, incarnation=its)
+            for role_id, its in self.frontends.pop(0).items()
         ]
 
     def arrivals_of(
@@ -105,7 +106,7 @@ def test_a_shard_that_does_not_answer_has_not_removed_its_models(
 
 def test_what_counts_anew_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[dict[int, dict[str, float]]] = [{0: {"m": 50.0, "n": 50.0}}, {0: {"m": 60.0}}]
-    result, _ = recorded(Cluster(models, [FRONTENDS, {"frontend-0": 8}]), tmp_path, monkeypatch)
+    result, _ = recorded(Cluster(models, [FRONTENDS, {"frontend-0": "another"}]), tmp_path, monkeypatch)
     assert result.exit_code == 0, result.output
     for line in ("frontend-0 ended", "model m got another SLO", "model n was removed"):
         assert f"{line} meanwhile: up to 20 s of its arrivals are missing" in result.output

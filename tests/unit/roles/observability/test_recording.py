@@ -95,8 +95,8 @@ def test_models_that_are_served_no_more_or_with_another_slo_are_told() -> None:
 
 def test_frontends_whose_process_ended_are_told() -> None:
     recording = Recording(0.0, 1e3)
-    for pids in ({"f0": 1, "f1": 2, "f2": 3}, {"f0": 1, "f1": 4}, {"f0": 1, "f1": 4, "f3": 5}):
-        recording.asks({}, pids, 0.0)
+    for its in ({"f0": "a", "f1": "b", "f2": "c"}, {"f0": "a", "f1": "d"}, {"f0": "a", "f1": "d", "f3": "e"}):
+        recording.asks({}, its, 0.0)
     assert recording.ended == {"f1", "f2"}
 
 
@@ -105,18 +105,18 @@ def test_what_was_not_there_has_forgotten_nothing(frontend: str, model: str) -> 
     """A model that is added, or a frontend that is started, half an hour into a recording."""
     recording, bins = Recording(0.0, 1e7), MinuteBins(ARRIVAL_BIN_MS)
     for asked_at_ms in range(0, 1_800_001, 20_000):
-        recording.asks({M: 50.0}, {"f": 1}, asked_at_ms)
+        recording.asks({M: 50.0}, {"f": "one"}, asked_at_ms)
         recording.note("f", M, answer(bins, asked_at_ms), asked_at_ms)
     its = MinuteBins(ARRIVAL_BIN_MS)
     its.note(1_810_000.0)
-    recording.asks({M: 50.0, ModelId("new"): 50.0}, {"f": 1, "new": 2}, 1_820_000.0)
+    recording.asks({M: 50.0, ModelId("new"): 50.0}, {"f": "one", "new": "two"}, 1_820_000.0)
     recording.note(frontend, ModelId(model), answer(its, 1_820_000.0), 1_820_000.0)
     assert (recording.missed_s, recording.counts) == (0.0, {ModelId(model): 1})
 
 
 def test_what_was_not_there_may_have_forgotten_what_came_since_all_were_asked() -> None:
     recording, bins = Recording(0.0, 1e7), MinuteBins(ARRIVAL_BIN_MS)
-    recording.asks({M: 50.0}, {"f": 1}, 0.0)
-    recording.asks({M: 50.0}, {"f": 1}, 100_000.0)  # it did not answer before
+    recording.asks({M: 50.0}, {"f": "one"}, 0.0)
+    recording.asks({M: 50.0}, {"f": "one"}, 100_000.0)  # it did not answer before
     recording.note("f", M, answer(bins, 100_000.0), 100_000.0)
     assert recording.missed_s == pytest.approx(40.0, abs=0.02)
