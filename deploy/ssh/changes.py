@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -121,7 +121,7 @@ def plan_leaving(
             continue
         if told.roles.get(role_id_of_node(host)):
             steps.append(drain_step(host))
-        moved_to = frozenset(homes[role_id] for role_id in told.roles if role_id in homes)
+        moved_to = places_of(told.roles, homes, facts)
         needed |= moved_to
         steps.extend(replace(step, needs=moved_to) for step in _ends(host, told))
     if problems:
@@ -138,6 +138,24 @@ def plan_leaving(
 def homes_of(inventory: Inventory) -> dict[str, str]:
     """The host of each role, by role id."""
     return {role.role_id: wanted.host for wanted in inventory.hosts for role in wanted.roles}
+
+
+def places_of(
+    role_ids: Iterable[str], homes: Mapping[str, str], facts: Mapping[str, HostFacts | Unreachable]
+) -> frozenset[str]:
+    """Hosts without which these do not run where they should: theirs, and those of the roles of their kind that have to leave these first, as for their ports."""
+    left, known = [*role_ids], set[str]()
+    while left:
+        role_id = left.pop()
+        home = homes.get(role_id)
+        if home is None or role_id in known:
+            continue
+        known.add(role_id)
+        told = facts[home]
+        if isinstance(told, HostFacts) and role_id not in told.roles:
+            kind = role_id.partition("-")[0]
+            left += [one for one in told.roles if one.partition("-")[0] == kind and homes.get(one) != home]
+    return frozenset(homes[role_id] for role_id in known)
 
 
 def back_steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:

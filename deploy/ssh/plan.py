@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deploy.ssh.changes import END_OF, back_steps, drain_step, homes_of, plan_leaving
+from deploy.ssh.changes import END_OF, back_steps, drain_step, homes_of, places_of, plan_leaving
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, Rank, RoleOnHost
 from deploy.ssh.problems import problems_of_host, warnings_of_election, warnings_of_host
@@ -77,7 +77,7 @@ def plan_up(
         if its_problems:
             found[wanted.host] = its_problems
         else:
-            steps.extend(_HostPlan(wanted, told, goods, deploy, homes).steps())
+            steps.extend(_HostPlan(wanted, told, goods, deploy, homes, facts).steps())
         its_warnings = [*warnings_of_host(wanted, told), *warnings_of_election(inventory, wanted)]
         if its_warnings:
             warnings[wanted.host] = its_warnings
@@ -101,6 +101,7 @@ class _HostPlan:
         goods: Goods,
         deploy: DeployConfig,
         homes: Mapping[str, str],
+        all_facts: Mapping[str, HostFacts | Unreachable],
     ) -> None:
         self._wanted = wanted
         self._facts = facts
@@ -109,6 +110,7 @@ class _HostPlan:
         self._run = Running(goods.own.version, goods.config.name)
         self._keys_there = goods.key_hashes
         self._homes = homes
+        self._all_facts = all_facts
 
     def steps(self) -> Iterator[Step]:
         """In the order of their doing."""
@@ -141,10 +143,10 @@ class _HostPlan:
         home = self._homes.get(role_id)
         why = "not in the file any more" if home is None else f"moves to {home}"
         stop = self._step("stop", f"{role_id}: {why}", {"role_ids": [role_id]})
-        return replace(stop, phase=phase, needs=self._moved_to([role_id]))
+        return replace(stop, phase=phase, needs=self._places_of([role_id]))
 
-    def _moved_to(self, role_ids: Collection[str]) -> frozenset[str]:
-        return frozenset(self._homes[role_id] for role_id in role_ids if role_id in self._homes)
+    def _places_of(self, role_ids: Collection[str]) -> frozenset[str]:
+        return places_of(role_ids, self._homes, self._all_facts)
 
     def _step(
         self,
@@ -212,7 +214,7 @@ class _HostPlan:
         if unwanted:
             request = {"removed": [f"keys/{name}" for name in unwanted]}
             step = self._step("keys", f"without {', '.join(unwanted)}", request)
-            yield replace(step, phase=Phase.REMOVE, needs=self._moved_to(unwanted_roles))
+            yield replace(step, phase=Phase.REMOVE, needs=self._places_of(unwanted_roles))
 
     def _start(self, role: RoleOnHost) -> Iterator[Step]:
         facts, run = self._facts, self._run
@@ -226,4 +228,4 @@ class _HostPlan:
             why = f"starts again: another {' and '.join(changed) or 'key or environment'}"
         step = start_step(self._wanted, role, script, why, facts, run, self._goods)
         if step is not None:
-            yield step
+            yield replace(step, needs=self._places_of([role.role_id]))

@@ -35,6 +35,8 @@ class Rollout:
         self._going: list[Step] = []
         self.failed: dict[str, str] = {host: found[0] for host, found in plan.problems.items()}
         self.done: list[Step] = []
+        self.left_out: list[Step] = []
+        """What needs a host that has failed."""
         self._drop_hopeless()
 
     def begin(self) -> Sequence[Step]:
@@ -65,6 +67,14 @@ class Rollout:
         """Nothing is going on, and nothing more will."""
         return not self._going and not self._waiting
 
+    @property
+    def without_scheduler(self) -> set[str]:
+        """Hosts that have failed, and those where a scheduler cannot start before another one has left."""
+        waits = {
+            step.host for step in self.left_out if step.phase is Phase.SCHEDULERS and step.what == "start"
+        }
+        return {*self.failed, *waits}
+
     def _next(self) -> list[Step]:
         begun = []
         phase = min((step.phase for step in (*self._going, *self._waiting)), default=Phase.PREPARE)
@@ -80,6 +90,11 @@ class Rollout:
 
     def _drop_hopeless(self) -> None:
         """What needs a host that has failed; and all that is not preparation where no scheduler will serve with it."""
-        self._waiting = [step for step in self._waiting if not step.needs & self.failed.keys()]
-        if self._plan.has_no_scheduler(self.failed):
+        left = [step for step in self._waiting if step.needs & self.failed.keys()]
+        stay = {(step.host, step.phase) for step in (*self.left_out, *left) if step.what == "stop"}
+        # Where the role before it has ended already, one starts whatever became of that one elsewhere.
+        left = [step for step in left if step.what != "start" or (step.host, step.phase) in stay]
+        self.left_out += left
+        self._waiting = [step for step in self._waiting if step not in left]
+        if self._plan.has_no_scheduler(self.without_scheduler):
             self._waiting = [step for step in self._waiting if step.phase is Phase.PREPARE]

@@ -77,7 +77,7 @@ class Step:
     is_replacing: bool = False
     """A process that runs now ends for it."""
     needs: frozenset[str] = frozenset()
-    """Hosts without which it is not done: a role that it ends goes on there, or they have to be ended before."""
+    """Hosts without which it is not done: a role that it ends goes on there, one whose place it takes does, or they have to be ended before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,8 @@ def megabytes(size: float) -> str:
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """By phase; of hosts in the order given, and each one's steps in theirs.
 
-    Schedulers that end go first: one that moves would run twice. The others go by number. Those that are replaced go before new ones, the
+    Schedulers that end go first: one that moves between hosts of the file would run twice. One that moves off a host that left the file does,
+    until that host is ended. The others go by number. Those that are replaced go before new ones, the
     first one last: it is the active one as a rule, so there is one take-over. A new one is told the plan by one that knows of it.
     """
 

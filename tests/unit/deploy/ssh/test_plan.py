@@ -186,6 +186,95 @@ def test_a_role_stays_where_it_is_when_its_new_host_cannot_be_prepared(
     assert started == (set() if case == "the scheduler" else {"scheduler-0"})
 
 
+def carried_out(stage: Stage, failing: str) -> Rollout:
+    rollout = Rollout(stage.plan())
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        going += rollout.handle(Ended(step, "no room" if step.host == failing else ""))
+    return rollout
+
+
+INSERTED: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "frontends": ([{"host": "g1"}, {"host": "head"}], [{"host": "g2"}, {"host": "g1"}, {"host": "head"}]),
+    "schedulers": (
+        [{"host": "head"}, {"host": "g1", "standby": True}],
+        [{"host": "g2"}, {"host": "head", "standby": True}, {"host": "g1", "standby": True}],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", INSERTED)
+@pytest.mark.parametrize("failing", ["is seen before", "g2", ""])
+def test_no_role_starts_in_the_place_of_one_that_stays(kind: str, failing: str) -> None:
+    """It would find its port taken: one host more, first in the list, moves every role to the next host."""
+    before, after = INSERTED[kind]
+    stage = Stage(cluster={**CLUSTER, kind: before})
+    stage.keys["scheduler.key"] = b"scheduler.key"
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, kind: after}}
+    if failing == "is seen before":
+        stage.changed("g2", machine="Darwin")
+    rollout = carried_out(stage, failing)
+    assert list(rollout.failed) == (["g2"] if failing else [])
+    its = [
+        f"{step.host} {step.what} {step.request.get('role_id') or step.request['role_ids'][0]}"
+        for step in rollout.done
+        if step.phase in (Phase.SCHEDULERS, Phase.FRONTENDS, Phase.END_FRONTENDS)
+    ]
+    one = kind.removesuffix("s")
+    moved = [line for line in its if f" {one}-" in line]
+    hosts = [place["host"] for place in before]
+    stops = {f"{host} stop {one}-{at}" for at, host in enumerate(hosts)}
+    starts = {f"{host} start {one}-{at + 1}" for at, host in enumerate(hosts)} | {f"g2 start {one}-0"}
+    assert set(moved) == (set() if failing else stops | starts)
+    if failing:
+        left = {step.request["role_id"] for step in rollout.left_out if step.what == "start"}
+        assert left == {f"{one}-1", f"{one}-2"}
+        assert rollout.without_scheduler == ({"g2"} if kind == "frontends" else {"head", "g1", "g2"})
+        assert ("head start scheduler-0" in its) == (kind == "frontends"), "what is not moved goes on"
+    else:
+        stage.done(stage.plan())
+        assert stage.plan().steps == ()
+
+
+@pytest.mark.parametrize("kind", INSERTED)
+def test_where_a_role_has_ended_the_next_one_starts_though_the_first_did_not_come_up_elsewhere(
+    kind: str,
+) -> None:
+    before, after = INSERTED[kind]
+    stage = Stage(cluster={**CLUSTER, kind: before})
+    stage.keys["scheduler.key"] = b"scheduler.key"
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, kind: after}}
+    one = kind.removesuffix("s")
+    plan = stage.plan()
+    rollout = Rollout(plan)
+    going = list(rollout.begin())
+    while going:
+        # A start of another host ends after the stops that were begun beside it.
+        step = min(going, key=lambda each: each.what == "start")
+        going.remove(step)
+        is_first = step.what == "start" and step.request["role_id"] == f"{one}-0"
+        going += rollout.handle(Ended(step, "it ends at once" if is_first else ""))
+    started = {step.request["role_id"] for step in rollout.done if step.what == "start"}
+    assert {f"{one}-1", f"{one}-2"} <= started
+    assert rollout.without_scheduler == {"g2"}
+
+
+def test_a_scheduler_that_keeps_its_host_starts_though_another_one_cannot_leave_it() -> None:
+    before = [{"host": "head"}, {"host": "g1", "standby": True}]
+    stage = Stage(cluster={**CLUSTER, "schedulers": before})
+    stage.keys["scheduler.key"] = b"scheduler.key"
+    stage.done(stage.plan())
+    after = [before[0], {"host": "g2", "standby": True}, {"host": "g1", "standby": True}]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": after}}
+    rollout = carried_out(stage, "g2")
+    started = {step.request["role_id"] for step in rollout.done if step.phase is Phase.SCHEDULERS}
+    assert started == {"scheduler-0"}
+    assert rollout.without_scheduler == {"g1", "g2"}
+
+
 @pytest.mark.parametrize("failing", ["g1", "g2", ""])
 def test_a_host_that_left_is_not_ended_while_a_role_of_it_has_no_other_place(failing: str) -> None:
     stage = Stage()
