@@ -16,17 +16,26 @@ from fabric.ids import scheduler_id
 from fabric.messages import LeftOut, SliceReport, SliceState, UnplacedInfo
 from roles.cli.cluster_tables import unplaced_line
 from roles.config.cluster import ClusterConfig
-from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
+from roles.runtime.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_FAILURE,
+    EXIT_NOT_STARTED,
+    EXIT_PARTIAL,
+    EXIT_UNREACHABLE,
+)
+from roles.runtime.operator_request import ANSWER_LIMIT_MS, NOT_KNOWN
 
 ASK_LIMIT_S: Final = 60.0
 STATUS_LIMIT_S: Final = 20.0
-DRAIN_LIMIT_S: Final = 300.0
+DRAIN_LIMIT_S: Final = ANSWER_LIMIT_MS / 1e3 + 60.0  # the command gives up before we do, and says why
 DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
 READY_EVERY_S: Final = 0.5
 SAY_EVERY_MS: Final = 10_000.0
 
-_TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
+TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
+NOBODY_SERVES: Final = (EXIT_UNREACHABLE, EXIT_NOT_STARTED)
+_NOTHING_DONE: Final = (EXIT_CONFIG, EXIT_FAILURE, *NOBODY_SERVES)
 _UNKNOWN: Final = "UnknownGpu"
 Say = Callable[[str, str], None]
 """A line about a host."""
@@ -93,7 +102,12 @@ class DeployedCluster:
         Raises PeerLost where no host of a scheduler can be reached.
         """
         if self.config.shards == 1:
-            asked = self.ask_active(["status", "--json"])
+            try:
+                asked = self.ask_active(["status", "--json"])
+            except PeerLost:
+                raise
+            except FabricError as error:  # another one may take over yet
+                return None, str(error)
             return asked["answer"], asked["said"]
         answers = []
         said = ""
@@ -133,23 +147,27 @@ class DeployedCluster:
     def ask_active(self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         """What a `tenuto` command says on a host where a scheduler is active, with shards one that knows what is asked about: each is asked, the last known one first.
 
-        Raises PeerLost where none of these hosts can be reached.
+        Raises PeerLost where none of these hosts can be reached, FabricError where one may have begun with it and was not heard to end.
         """
         answers: list[dict[str, Any]] = []
-        lost: FabricError = PeerLost("no host of a scheduler is left")
-        for host in self._scheduler_hosts():
+        hosts = self._scheduler_hosts()
+        lost: FabricError | None = None if hosts else PeerLost("no host of a scheduler is left")
+        for host in hosts:
             try:
                 asked = self._ask_tenuto(host, words, limit_s)
             except FabricError as error:
-                lost = error
+                lost = type(error)(f"{host}: {error}")
                 continue
-            if asked["code"] != EXIT_UNREACHABLE and _UNKNOWN not in asked["said"]:
+            if NOT_KNOWN in asked["said"]:
+                lost = FabricError(f"{host}: {asked['said']}")
+                continue
+            if asked["code"] not in NOBODY_SERVES and _UNKNOWN not in asked["said"]:
                 self.active_host = host
                 return asked
             answers.append(asked)
-        if not answers:
-            raise lost
-        return next((one for one in answers if one["code"] != EXIT_UNREACHABLE), answers[-1])
+        if lost is not None:  # that others stand by says nothing of the active one
+            raise FabricError(str(lost)) if answers else lost
+        return next((one for one in answers if one["code"] not in NOBODY_SERVES), answers[-1])
 
     def ask_to_drain(self, where: str, *words: str) -> dict[str, Any]:
         """What the command says of a node, or of a GPU. Raises as `ask_active` does."""
@@ -163,32 +181,41 @@ class DeployedCluster:
     def drain(self, host: str, say: Say) -> None:
         """Take a host's node out of use for a change, without what an operator keeps out of it. Why something cannot be is said.
 
-        It is noted there first, and so taken back by a later deploy where this one comes to no end.
+        It is noted there first, and so taken back by a later deploy where this one comes to no end. Raises FabricError where it is not
+        known what is in use, or what became of it.
         """
         for where in self.drained.get(host) or self._in_use(host):
             self._note_drained(host, {*self.drained.get(host, ()), where})
             asked = self.ask_to_drain(where)
-            if asked["code"] not in _TAKES_EFFECT:
+            if asked["code"] in _NOTHING_DONE:
                 say(host, f"not drained before: {asked['said'] or 'it cannot be'}")
                 self._note_drained(host, {*self.drained[host]} - {where})
+            elif asked["code"] not in TAKES_EFFECT:
+                raise FabricError(f"whether {where} is drained is not known: {_end_of(asked)}")
 
     def take_back(self, host: str) -> None:
         """Use again what was drained for a change. Raises FabricError where some of it stays drained."""
         for where in self.drained.get(host, ()):
             asked = self.ask_to_drain(where, "--back")
-            if asked["code"] not in _TAKES_EFFECT:
-                raise FabricError(
-                    f"{where} stays drained: {asked['said']}; run it again, or `tenuto drain {where} --back`"
-                )
+            if asked["code"] not in TAKES_EFFECT:
+                # Not by hand: what is noted would stay so, and what an operator drains later be used again.
+                raise FabricError(f"{where} stays drained: {_end_of(asked)}; run it again")
             self._note_drained(host, {*self.drained[host]} - {where})
 
     def _in_use(self, host: str) -> Sequence[str]:
-        """Its node, or those of its GPUs that are not drained where others are."""
-        status = self.status()[0] or {}
+        """Its node, or those of its GPUs that are not drained where others are; nothing of one that has no GPU there.
+
+        Raises FabricError where no scheduler says it.
+        """
+        status, said = self.status()
+        if status is None:
+            raise FabricError(f"cannot be drained: {said or 'the scheduler does not answer'}")
         plan = status.get("plan") or {}
         drained = {one["gpu"] for one in plan.get("drained", ()) if one["node_id"] == host}
         gpus = sum(one["node_id"] == host for one in status.get("gpus", ()))
-        return [f"{host}/gpu{gpu}" for gpu in range(gpus) if gpu not in drained] if drained else [host]
+        if gpus and not drained:
+            return [host]
+        return [f"{host}/gpu{gpu}" for gpu in range(gpus) if gpu not in drained]
 
     def _note_drained(self, host: str, drained: Collection[str]) -> None:
         request = {"do": "note", "state": {"drained": sorted(drained)}}
@@ -198,6 +225,10 @@ class DeployedCluster:
     def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         request = {"do": "ask", "words": list(words), "limit_s": limit_s}
         return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
+
+
+def _end_of(asked: Mapping[str, Any]) -> str:
+    return asked["said"] or f"the command ended with code {asked['code']}"
 
 
 def _awaited(

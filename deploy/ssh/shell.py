@@ -12,7 +12,7 @@ from deploy.keys import remedy, trusted_in
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
-from deploy.ssh.deployed_cluster import ASK_LIMIT_S, DeployedCluster, Say
+from deploy.ssh.deployed_cluster import ASK_LIMIT_S, NOBODY_SERVES, TAKES_EFFECT, DeployedCluster, Say
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
 from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.plan import addresses_of, plan_up
@@ -22,7 +22,7 @@ from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.keys import TRUSTED_FILE, read_pair
-from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
+from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 FACTS_LIMIT_S: Final = 60.0
 START_LIMIT_S: Final = 180.0
@@ -109,9 +109,9 @@ class Deployment:
         `is_rolling`: roles start one after the other, each when the cluster has become ready after the one before, and a node is drained before.
         """
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
-        if plan.has_no_scheduler(rollout.failed):
+        if plan.has_no_scheduler(rollout.without_scheduler):
             return Result(rollout.done, rollout.failed, None)
-        expected = self.cluster.schedulers(rollout.failed)
+        expected = self.cluster.schedulers(rollout.without_scheduler)
         status, problems = self.cluster.until_ready(rollout.failed, expected, say)
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
@@ -166,6 +166,9 @@ class Deployment:
             except BaseException:  # the threads are waited for
                 self.cluster.stop.set()
                 raise
+        for step in rollout.left_out:
+            missing = ", ".join(sorted(step.needs & rollout.failed.keys()))
+            say(step.host, f"left out, as {missing} failed: {step.what}: {step.detail}")
         return rollout
 
     def _do(self, step: Step, on_progress: Callable[[str], None] = lambda _: None) -> None:
@@ -178,14 +181,14 @@ class Deployment:
         return step.phase is Phase.SCHEDULERS and not is_alone
 
     def _drain(self, host: str, say: Say) -> None:
-        """Raises FabricError where its slices could not move; where nobody serves, or knows it, there is nothing to move."""
+        """Raises FabricError where its slices did not move, or that is not known; where nobody serves, or knows it, there is nothing to move."""
         drained = self.cluster.ask_to_drain(host)
-        if drained["code"] == EXIT_FAILURE:
+        if drained["code"] in (EXIT_CONFIG, *NOBODY_SERVES):
+            say(host, f"not drained: {drained['said']}")
+        elif drained["code"] not in TAKES_EFFECT:
             raise FabricError(
                 f"could not be drained: {drained['said']}; nothing else was changed, run it again"
             )
-        if drained["code"] not in (0, EXIT_PARTIAL):
-            say(host, f"not drained: {drained['said']}")
 
     def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
         """Without its node's slices where it is an agent; over when every slice is ready or has failed.
@@ -198,7 +201,8 @@ class Deployment:
             self._do(step)
         is_scheduler = step.phase is Phase.SCHEDULERS
         # Another one may be about to be started again because it does not come up.
-        expected = {step.request["role_id"]} if is_scheduler else self.cluster.schedulers(rollout.failed)
+        others = self.cluster.schedulers(rollout.without_scheduler)
+        expected = {step.request["role_id"]} if is_scheduler else others
         status, problems = self.cluster.until_ready(rollout.failed, expected, say)
         if status is None:
             raise FabricError("; ".join(problems))

@@ -27,7 +27,8 @@ from roles.runtime.core import SCHEDULER
 ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
 SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
 PING_EVERY_MS = 500.0
-_UNKNOWN = "; whether the change was made is not known: look at `tenuto status`"
+NOT_KNOWN = "whether the change was made is not known"
+_UNKNOWN = f"; {NOT_KNOWN}: look at `tenuto status`"
 
 
 class NotAnswered(PeerLost):

@@ -38,6 +38,7 @@ ANSWER_FD = 1
 INSTALL_LIMIT_S = 1_200
 START_LIMIT_S = 60
 ASK_LIMIT_S = 20
+NOT_STARTED = 127  # as a shell says it
 LOG_TAIL_BYTES = 8_192
 FOLLOW_EVERY_S = 0.2
 
@@ -257,6 +258,8 @@ def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=limit_s, check=False, env=environ
         )
+    except FileNotFoundError:
+        return {"code": NOT_STARTED, "said": f"there is no {command[0]}", "answer": None}
     except subprocess.TimeoutExpired:
         raise Refused(f"`tenuto {' '.join(request['words'])}` was not over within {limit_s:g} s") from None
     said = (done.stderr.strip().splitlines() or [""])[-1]

@@ -17,10 +17,19 @@ from fabric.errors import FabricError, PeerLost
 from fabric.ids import SliceId
 from fabric.messages import SliceReport, SliceState
 from roles.cli.json_output import as_plain
-from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
+from roles.runtime.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_DEFECT,
+    EXIT_FAILURE,
+    EXIT_NOT_STARTED,
+    EXIT_PARTIAL,
+    EXIT_UNREACHABLE,
+)
+from roles.runtime.operator_request import ANSWER_LIMIT_MS, NOT_KNOWN
 from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage
 
 STANDS_BY = {"code": EXIT_UNREACHABLE, "answer": None, "said": "it stands by"}
+FELL_SILENT = {"code": EXIT_UNREACHABLE, "answer": None, "said": f"nobody answers at x; {NOT_KNOWN}"}
 
 
 class Told:
@@ -53,6 +62,7 @@ def says(
     listed = [as_plain(SliceReport(SliceId(one), SliceState.READY, "", (), 0, 0)) for one in slices]
     status = {
         "slices": listed,
+        "gpus": [{"node_id": one.partition("/")[0]} for one in slices],
         "plan": {"state": "steady"},
         "scheduling": {"standbys": [{"scheduler_id": one, "has_plan": True} for one in standbys]},
         "shards": [{"shard": shard, "scheduler": scheduler, "standbys": list(standbys)}],
@@ -162,6 +172,34 @@ def test_a_node_is_drained_by_the_shard_that_has_it(stage: Stage) -> None:
     assert nowhere.ask_to_drain("g2") == unknown
 
 
+@pytest.mark.parametrize(
+    "of_active", [FabricError("it was not over"), PeerLost("the connection broke"), FELL_SILENT]
+)
+def test_a_drain_that_was_not_heard_to_end_is_not_taken_for_one_that_was_not_begun(
+    stage: Stage, of_active: dict[str, Any] | FabricError
+) -> None:
+    """That another scheduler stands by says nothing of what the active one does."""
+    found = cluster_of(stage, head=Told(of_active), g1=Told({}), g2=Told(STANDS_BY))
+    found.drained = {"g1": ["g1"]}
+    lines: list[str] = []
+    with pytest.raises(FabricError, match="head: ") as raised:
+        found.drain("g1", lambda _, line: lines.append(line))
+    assert not isinstance(raised.value, PeerLost), "g2 was reached"
+    assert (lines, found.drained) == ([], {"g1": ["g1"]})
+    taken_over = cluster_of(stage, head=Told(of_active), g1=Told({}), g2=Told({**STANDS_BY, "code": 0}))
+    taken_over.drained = {"g1": ["g1"]}
+    taken_over.drain("g1", lambda *_: None)
+    assert taken_over.active_host == "g2"
+
+
+@pytest.mark.parametrize("of_active", [FabricError("it was not over"), PeerLost("it is down")])
+def test_while_a_standby_is_about_to_take_over_the_cluster_is_waited_for(
+    stage: Stage, of_active: FabricError
+) -> None:
+    found = cluster_of(stage, head=Told(of_active), g2=Told(STANDS_BY, says("scheduler-1")))
+    assert found.until_ready((), ["scheduler-1"], lambda *_: None)[0] is not None
+
+
 # ---------------------------------------------------------------- rolling
 
 
@@ -174,20 +212,27 @@ class Hosts:
     def __init__(self, answers: Mapping[str, Mapping[str, Any] | FabricError]) -> None:
         self.answers = answers
         self.asked: list[str] = []
+        self.limits_s: dict[str, float] = {}
+        self.unheard = 0
+        """So many times the status is asked for in vain."""
         self.noted: dict[str, list[str]] = {}
         self.status = says("scheduler-0", slices=("g1/gpu0/0", "g2/gpu0/0"))
 
     def ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("words") == ["status", "--json"]:
-            return self.status
+            self.unheard -= 1
+            return STANDS_BY if self.unheard >= 0 else self.status
         match request["do"]:
             case "note":
-                self.noted[host] = request["state"]["drained"]
+                self.noted[host] = request["state"].get("drained", [])
                 return {}
             case "start":
                 asked = f"start {request['role_id']}"
-            case _:
+            case "ask":
                 asked = " ".join(request["words"]).removesuffix(" --json")
+                self.limits_s[asked] = request["limit_s"]
+            case other:
+                asked = " ".join([other, *request.get("role_ids", ())])
         self.asked.append(asked)
         answer = self.answers.get(asked, DONE)
         if isinstance(answer, FabricError):
@@ -242,7 +287,7 @@ def test_a_node_that_cannot_be_used_again_is_told_and_noted_and_is_the_last_one(
     hosts = Hosts({"drain g1 --back": said(EXIT_FAILURE, "rolled back: no worker of it came up")})
     result = restarted(hosts)
     assert result.exit_code == EXIT_PARTIAL
-    assert "g1 stays drained: rolled back: no worker of it came up" in result.failed["g1"]
+    assert result.failed["g1"] == "g1 stays drained: rolled back: no worker of it came up; run it again"
     assert [one for one in hosts.asked if one.startswith("start")] == ["start node-g1"]
     assert hosts.noted == {"g1": ["g1"]}
 
@@ -251,13 +296,81 @@ def test_a_node_that_cannot_be_used_again_is_told_and_noted_and_is_the_last_one(
 def test_a_node_is_used_again_whatever_becomes_of_its_agents_start(failing: str) -> None:
     """A drain that is not over in time goes on, for the scheduler has heard of it."""
     hosts = Hosts({failing: FabricError("it was not over")})
-    assert restarted(hosts, "node-g1").failed == {"g1": "it was not over"}
+    host = "head: " if failing == "drain g1" else ""
+    assert restarted(hosts, "node-g1").failed == {"g1": f"{host}it was not over"}
     assert hosts.asked[-1] == "drain g1 --back"
     assert hosts.noted == {"g1": []}
 
 
-def test_a_node_that_could_not_be_drained_is_not_asked_to_be_used_again() -> None:
-    hosts = Hosts({"drain g1": said(EXIT_FAILURE, "rolled back: a slice did not start")})
+def test_draining_and_using_again_may_take_as_long_as_the_command_itself_allows() -> None:
+    """As a node does that loads large models."""
+    hosts = Hosts({})
+    restarted(hosts, "node-g1")
+    assert {"drain g1", "drain g1 --back"} == hosts.limits_s.keys()
+    assert min(hosts.limits_s.values()) * 1e3 > ANSWER_LIMIT_MS
+
+
+def test_an_agent_is_not_ended_where_it_is_not_known_what_its_drain_does() -> None:
+    for answer in (FELL_SILENT, said(EXIT_DEFECT, ""), said(-9, "")):
+        hosts = Hosts({"drain g1": answer})
+        assert list(restarted(hosts, "node-g1").failed) == ["g1"]
+        assert hosts.asked == ["drain g1", "drain g1 --back"]
+        assert hosts.noted == {"g1": []}
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_ended"),
+    [
+        (FELL_SILENT, False),
+        (said(-9, ""), False),
+        (said(EXIT_FAILURE, "rolled back"), False),
+        (said(EXIT_PARTIAL, ""), True),
+        (said(EXIT_UNREACHABLE, "no cluster runs here"), True),
+        (said(EXIT_NOT_STARTED, "there is no tenuto"), True),
+        (said(EXIT_CONFIG, "UnknownGpu: there is no node g1"), True),
+    ],
+)
+def test_a_node_that_leaves_is_ended_only_where_it_is_known_to_serve_nothing(
+    answer: Mapping[str, Any], *, is_ended: bool
+) -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.take_out("g1")
+    plan = stage.plan()
+    hosts = Hosts({"drain g1": answer})
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in plan.hosts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    result = Deployment(stage.source, cluster).carry_out(plan, lambda *_: None)
+    assert ("stop node-g1" in hosts.asked) == is_ended
+    assert list(result.failed) == ([] if is_ended else ["g1"])
+
+
+def test_a_scheduler_whose_place_is_not_free_is_said_and_not_waited_for() -> None:
+    stage = Stage(cluster={**CLUSTER, "schedulers": [{"host": "head"}, {"host": "g1", "standby": True}]})
+    stage.keys["scheduler.key"] = b"scheduler.key"
+    stage.done(stage.plan())
+    schedulers = [{"host": "head"}, *({"host": host, "standby": True} for host in ("g2", "g1"))]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": schedulers}}
+    stage.changed("g2", machine="Darwin")
+    hosts = Hosts({})
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    lines: list[str] = []
+    result = Deployment(stage.source, cluster).carry_out(
+        stage.plan(), lambda *line: lines.append(": ".join(line))
+    )
+    assert (list(result.failed), result.exit_code, result.problems) == (["g2"], EXIT_PARTIAL, [])
+    assert "g1: left out, as g2 failed: start: scheduler-2 starts" in lines
+    assert "start scheduler-2" not in hosts.asked
+
+
+@pytest.mark.parametrize("code", [EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_NOT_STARTED])
+def test_a_node_that_could_not_be_drained_is_not_asked_to_be_used_again(code: int) -> None:
+    hosts = Hosts({"drain g1": said(code, "rolled back: a slice did not start")})
     assert restarted(hosts, "node-g1").exit_code == 0
     assert hosts.asked == ["drain g1", "start node-g1"]
     assert hosts.noted == {"g1": []}
@@ -275,6 +388,21 @@ def test_what_an_operator_keeps_out_of_use_stays_so(drained: tuple[int, ...], ou
         "start node-g1",
         *(f"drain {where} --back" for where in ours),
     ]
+
+
+def test_where_no_scheduler_says_what_an_operator_keeps_out_of_use_nothing_is_drained_or_started() -> None:
+    hosts = Hosts({})
+    hosts.unheard = 1
+    hosts.status["answer"]["plan"]["drained"] = [{"node_id": "g1", "gpu": 0}]
+    assert restarted(hosts, "node-g1").failed == {"g1": "cannot be drained: it stands by"}
+    assert (hosts.asked, hosts.noted) == ([], {})
+
+
+def test_a_node_that_the_scheduler_does_not_know_has_nothing_to_drain() -> None:
+    hosts = Hosts({})
+    hosts.status["answer"]["gpus"] = [{"node_id": "g2"}]
+    assert restarted(hosts, "node-g1").exit_code == 0
+    assert (hosts.asked, hosts.noted) == (["start node-g1"], {})
 
 
 def test_what_a_former_change_left_drained_is_used_again_whatever_else_this_one_does() -> None:

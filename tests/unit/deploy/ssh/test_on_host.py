@@ -22,6 +22,7 @@ from deploy.ssh.on_host.system import MARK, Refused, sha256
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.config.hosts import DeployConfig
 from roles.config.read_config import parse_config
+from roles.runtime.exit_codes import EXIT_NOT_STARTED
 
 
 @pytest.fixture
@@ -55,6 +56,12 @@ def test_a_port_that_is_taken_has_a_holder_with_a_name() -> None:
         assert f"(process {pid})" in holder
         assert pid == os.getpid()
     assert port_holder(1) == ("", 0)
+
+
+def test_a_host_without_the_command_says_so_and_that_is_an_answer(place: Place) -> None:
+    answer = requests.ask(place, {"words": ["status"]})
+    assert (answer["code"], answer["answer"]) == (EXIT_NOT_STARTED, None)
+    assert "there is no " in answer["said"]
 
 
 def test_sockets_have_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
