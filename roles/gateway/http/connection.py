@@ -16,7 +16,7 @@ from fabric.clock import Clock
 from fabric.errors import Overloaded
 from roles.gateway.failures import failure_of
 from roles.gateway.http.compression import chosen, compressed
-from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.limits import NO_ROOM_FOR_ANSWER, BodyBudget, HttpLimits
 from roles.gateway.http.messages import Cancellable, Handler, Reply, Request, head_of
 from roles.gateway.http.protocol_v2 import failed
 from roles.gateway.http.reader import ContinueWanted, HttpReader, ReaderEvent, Refused
@@ -26,7 +26,6 @@ LOOK_EVERY_S: Final = 0.25
 _THREAD_FROM_BYTES: Final = 64 << 10  # compressing more than that takes over a millisecond
 _PIECE_BYTES: Final = 64 << 10
 """Of an answer: as much as a transport buffers before it says that its client does not read."""
-_NO_ROOM: Final = "bodies and answers of others take all the room there is"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -286,7 +285,7 @@ class HttpConnection(asyncio.Protocol):
         is_head_only = request.head.method == "HEAD"
         # A small answer needs no room: health is told also where there is none.
         held_bytes = 0 if is_head_only or reply.size_bytes < _PIECE_BYTES else reply.size_bytes
-        failure = None if budget.take(held_bytes) else failure_of(Overloaded(_NO_ROOM))
+        failure = None if budget.take(held_bytes) else failure_of(Overloaded(NO_ROOM_FOR_ANSWER))
         reply.on_written(failure)
         if failure is not None:
             reply, held_bytes = failed(failure), 0

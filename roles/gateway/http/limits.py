@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+NO_ROOM_FOR_BODY: Final = "the bodies of other requests take all the room there is"
+NO_ROOM_FOR_ANSWER: Final = "bodies and answers of others take all the room there is for this one"
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,18 +47,24 @@ class HttpLimits:
 class BodyBudget:
     """The bytes of bodies and of answers that all connections hold together."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, whole: BodyBudget | None = None) -> None:
+        """`whole`: of which this one is a part."""
         self._left = bytes_max
         self._bytes_max = bytes_max
+        self._whole = whole
 
     @property
     def used(self) -> int:
         """Bytes held now."""
         return self._bytes_max - self._left
 
+    def half(self) -> BodyBudget:
+        """What is taken of it is taken of this one too: others have at least as much room for themselves."""
+        return BodyBudget(self._bytes_max // 2, self)
+
     def take(self, size: int) -> bool:
         """False: there is no room, and nothing was taken."""
-        if size > self._left:
+        if size > self._left or (self._whole is not None and not self._whole.take(size)):
             return False
         self._left -= size
         return True
@@ -62,3 +72,5 @@ class BodyBudget:
     def give_back(self, size: int) -> None:
         """They are gone."""
         self._left += size
+        if self._whole is not None:
+            self._whole.give_back(size)

@@ -22,7 +22,7 @@ from fabric.errors import InvalidInput, Overloaded, RequestError, TooLarge
 from fabric.policy_options import shown
 from roles.gateway.failures import HeaderTooLarge, TooSlow, Unsupported
 from roles.gateway.http.compression import Decoder
-from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.limits import NO_ROOM_FOR_BODY, BodyBudget, HttpLimits
 from roles.gateway.http.messages import Head, Request
 
 _SMALL_BYTES: Final = 4 << 10
@@ -250,7 +250,7 @@ class HttpReader:
         if self._size > self._limits.body_bytes_max:
             raise TooLarge(f"the body is over {self._limits.body_bytes_max} bytes")
         if not self._budget.take(len(data)):
-            raise Overloaded("the bodies of other requests take all the room there is")
+            raise Overloaded(NO_ROOM_FOR_BODY)
         self._taken += len(data)
         last = self._pieces[-1] if self._pieces else b""
         if self._pieces and len(data) < _SMALL_BYTES and len(last) < _GATHERED_BYTES:

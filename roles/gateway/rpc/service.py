@@ -17,7 +17,7 @@ from fabric.ids import ModelId
 from fabric.messages import ModelInfo
 from roles.gateway import descriptions
 from roles.gateway.failures import GONE, Failure, TooSlow, failure_of
-from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.limits import NO_ROOM_FOR_ANSWER, NO_ROOM_FOR_BODY, BodyBudget, HttpLimits
 from roles.gateway.inference import Inference, Rows, check_version, checked_rows, outputs_of
 from roles.gateway.repository import Repository, load, unload
 from roles.gateway.rpc.ends import Failed, Metadata, abort, failure_of_call
@@ -65,6 +65,8 @@ class RpcService:
         Of a message gRPC tells nothing before it is whole: who sends a large one slowly looks the same as who sends none.
         """
         self._budget = budget
+        self._unread = budget.half()
+        """Of answers. gRPC ends no call while one is on its way, so clients that stop reading keep theirs for as long as they like."""
         self._calls_max = calls_max
         self._service = service
         self._repository = repository
@@ -116,9 +118,7 @@ class RpcService:
     def _read(self, parse: Callable[[bytes], Any], raw: bytes) -> Held:
         """Of a message that there is no room for, or that is none, nothing is kept."""
         if not self._budget.take(len(raw)):
-            return Held(
-                Overloaded("the bodies of other requests take all the room there is"), 0, self._budget
-            )
+            return Held(Overloaded(NO_ROOM_FOR_BODY), 0, self._budget)
         try:
             check_size(raw)
             message = parse(raw)
@@ -178,11 +178,8 @@ class RpcService:
 
     async def _infer(self, reading: Reading | None, context: Any) -> tuple[Any, Metadata]:
         assert reading is not None, "it has a message"
-        response, timing = await self._inferred(reading, None, context)
-        size = response.ByteSize()
-        if not self._budget.take(size):
-            raise Overloaded("bodies and answers of others take all the room there is")
-        context.add_done_callback(lambda _: self._budget.give_back(size))
+        response, size, timing = await self._inferred(reading, None, context)
+        context.add_done_callback(lambda _: self._unread.give_back(size))
         return response, [("server-timing", timing)]
 
     async def _stream(self, requests: AsyncIterator[Held], context: Any) -> AsyncIterator[Any]:
@@ -196,18 +193,18 @@ class RpcService:
         if refused is not None:
             await abort(context, refused, [])
 
-        async def answered(held: Held, read_at_ms: float, refusal: Failure | None) -> Any:
+        async def answered(held: Held, read_at_ms: float, refusal: Failure | None) -> tuple[Any, int]:
             async def reading() -> Held:
                 self._check_token(metadata)  # which may have been revoked since the last one
                 if refusal is not None:
                     raise Failed(refusal)
                 return held
 
-            response, _ = await self._inferred(reading, read_at_ms, context)
-            return ModelStreamInferResponse(infer_response=response)
+            response, size, _ = await self._inferred(reading, read_at_ms, context)
+            return ModelStreamInferResponse(infer_response=response), size
 
         clock = self._service.clock
-        stream = InferStream(requests, answered, clock, self._silent_ms_max, self._budget)
+        stream = InferStream(requests, answered, clock, self._silent_ms_max, self._unread)
         self._streams.add(stream)
         if self._is_draining:
             stream.drain()
@@ -220,8 +217,10 @@ class RpcService:
         if stream.failure is not None:
             await abort(context, stream.failure, [])
 
-    async def _inferred(self, reading: Reading, began_at_ms: float | None, context: Any) -> tuple[Any, str]:
-        """The response, and where the time went; counted, from its message on, or as refused. Raises Failed.
+    async def _inferred(
+        self, reading: Reading, began_at_ms: float | None, context: Any
+    ) -> tuple[Any, int, str]:
+        """The response, its bytes of `_unread`, to be given back, and where the time went; counted, from its message on, or as refused. Raises Failed.
 
         `began_at_ms`: from when on its deadline counts; None: from when its message is there.
         """
@@ -237,6 +236,7 @@ class RpcService:
             inference, rows, answered = await self._answered(request, began_at_ms, context)
             outputs = outputs_of([one.outputs for one in answered.results], is_stacked=rows.is_stacked)
             response = write_infer(inference, outputs)
+            size = self._taken(response)
         except asyncio.CancelledError:
             if held is not None:
                 service.count(model, asked_at_ms, GONE)
@@ -246,9 +246,16 @@ class RpcService:
         else:
             ledgers = [one.ledger for one in answered.results]
             service.count(model, asked_at_ms, ledgers)
-            return response, server_timing(ledgers)
+            return response, size, server_timing(ledgers)
         service.count(model, asked_at_ms, failure)
         raise Failed(failure)
+
+    def _taken(self, response: Any) -> int:
+        """Its bytes, which it has of `_unread` until they are given back. Raises Overloaded."""
+        size: int = response.ByteSize()
+        if not self._unread.take(size):
+            raise Overloaded(NO_ROOM_FOR_ANSWER)
+        return size
 
     async def _answered(
         self, request: Any, began_at_ms: float, context: Any

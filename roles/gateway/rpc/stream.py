@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from fabric.clock import Clock
-from fabric.errors import Overloaded, PeerLost
+from fabric.errors import PeerLost
 from roles.gateway.failures import Failure, TooSlow, failure_of
 from roles.gateway.http.limits import BodyBudget, HttpLimits
 from roles.gateway.rpc.ends import failure_of_call, told
@@ -16,8 +16,8 @@ from roles.gateway.rpc.held import Held
 STREAM_MAX: Final = 64
 """Inferences that one stream has under way, or whose answers its client has not taken; one more is read, and waits for room."""
 
-Answering = Callable[[Held, float, Failure | None], Awaitable[Any]]
-"""With a request, when it was read, and why it is refused, if it is: the message that answers it."""
+Answering = Callable[[Held, float, Failure | None], Awaitable[tuple[Any, int]]]
+"""With a request, when it was read, and why it is refused, if it is: the message that answers it, and the bytes of the budget that it has taken."""
 
 
 class InferStream:
@@ -57,7 +57,7 @@ class InferStream:
         try:
             while (finished := await self._answers.get()) is not None:
                 answer, size = finished
-                unread = self._end_if_unread(size)
+                unread = self._unread_timer(size)
                 try:
                     yield answer
                 finally:
@@ -96,13 +96,9 @@ class InferStream:
 
     async def _work(self, held: Held, read_at_ms: float, *, is_late: bool) -> None:
         try:
-            answer = await self._answering(held, read_at_ms, _ending() if is_late else None)
+            answer, size = await self._answering(held, read_at_ms, _ending() if is_late else None)
         except Exception as error:  # noqa: BLE001  every request is answered
-            answer = told(held, failure_of_call(error))
-        size = 0 if answer.error_message else answer.ByteSize()
-        if not self._budget.take(size):
-            room = Overloaded("bodies and answers of others take all the room there is")
-            answer, size = told(held, failure_of(room)), 0
+            answer, size = told(held, failure_of_call(error)), 0
         self._answers.put_nowait((answer, size))
 
     def _over(self, reading: asyncio.Task[None]) -> None:
@@ -119,10 +115,10 @@ class InferStream:
             silent = f"nothing was asked on this stream for {limit_ms / 1e3:g} s: open another one"
             self._end(failure_of(TooSlow(silent)))
 
-    def _end_if_unread(self, size: int) -> asyncio.TimerHandle:
-        """Unless this is cancelled before its client may have taken an answer of that size.
+    def _unread_timer(self, size: int) -> asyncio.TimerHandle:
+        """Unless it is cancelled while the client may still take an answer of that size, it drops what is under way and not sent.
 
-        It is told when it reads on: gRPC ends no call while an answer is on its way, so that one answer is held until it does.
+        The call ends when its client reads on: gRPC ends none while an answer is on its way, so that one answer is held until then.
         """
         limit_s = HttpLimits().answer_limit_ms(size) / 1e3
 

@@ -193,10 +193,11 @@ def test_a_body_for_which_there_is_no_room_is_one_failure(door: str, tmp_path: P
     at_doors(tmp_path, StandIn(model()), test)
 
 
-def test_an_answer_for_which_there_is_no_room_is_one_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("door", DOORS)
+def test_an_answer_for_which_there_is_no_room_is_one_failure(door: str, tmp_path: Path) -> None:
     async def test(doors: Doors) -> None:
         await doors.service.models()
-        large = np.full(250_000, 1 / 3, np.float32)  # its answer is JSON, and larger
+        large = np.full(250_000, 1 / 3, np.float32)  # its answer by HTTP is JSON, and larger
         submit, budget = doors.client.submit, doors.http.budget
 
         def submit_while_others_come(*asked: Any) -> Any:
@@ -204,7 +205,7 @@ def test_an_answer_for_which_there_is_no_room_is_one_failure(tmp_path: Path) -> 
             return submit(*asked)
 
         doors.client.submit = submit_while_others_come  # type: ignore[method-assign,assignment]
-        assert (await doors.infer("http")("any", large))[0] == "Overloaded"
+        assert (await doors.infer(door)("any", large))[0] == "Overloaded"
         assert failures(doors) == {"Overloaded": 1}
         assert doors.counted("any") == (0, 1)
 

@@ -7,20 +7,24 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fabric.client import Client
+from fabric.client import Client, InferResult
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import InvalidInput, Overloaded
-from roles.gateway.http.limits import BodyBudget
+from fabric.messages import Ledger
+from roles.gateway.http.limits import BodyBudget, HttpLimits
+from roles.gateway.http.messages import Request
+from roles.gateway.http.reader import HttpReader
 from roles.gateway.repository import Repository
 from roles.gateway.rpc.held import Held
 from roles.gateway.rpc.messages import message_class
 from roles.gateway.rpc.service import IDLE_MS, RpcService
 from roles.gateway.rpc.stream import STREAM_MAX
-from roles.gateway.service import Service
+from roles.gateway.service import Answered, Service
 from roles.gateway.tokens import Tokens
 
 Asked = message_class("ModelInferRequest")
@@ -307,11 +311,14 @@ OUTPUT_BYTES = 10 * 16_384
 def answering(own: RpcService, monkeypatch: pytest.MonkeyPatch) -> int:
     """Its inferences have outputs. How many bytes of the budget an answer takes."""
 
-    async def inferred(reading: Callable[[], Awaitable[Held]], *_: Any) -> Any:
-        response = Response(id=(await reading()).message.id, raw_output_contents=[bytes(OUTPUT_BYTES)])
-        return response, ""
+    async def answered(request: Any, *_: Any) -> Any:
+        return request, SimpleNamespace(is_stacked=False), Answered([InferResult({}, Ledger(batch_size=1))])
 
-    monkeypatch.setattr(own, "_inferred", inferred)
+    def written(request: Any, _: Any) -> Any:
+        return Response(id=request.id, raw_output_contents=[bytes(OUTPUT_BYTES)])
+
+    monkeypatch.setattr(own, "_answered", answered)
+    monkeypatch.setattr("roles.gateway.rpc.service.write_infer", written)
     return OUTPUT_BYTES
 
 
@@ -352,7 +359,7 @@ def test_a_stream_whose_client_does_not_read_an_answer_ends_and_keeps_no_other_o
 
 
 def test_answers_have_their_bytes_of_the_budget_until_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = BodyBudget(3 * OUTPUT_BYTES)
+    budget = BodyBudget(6 * OUTPUT_BYTES)
     own = service(budget, LoopClock())
     size = answering(own, monkeypatch)
 
@@ -374,35 +381,82 @@ def test_answers_have_their_bytes_of_the_budget_until_they_are_sent(monkeypatch:
     hasty(run)
 
 
+class Call(Context):
+    """Of one message, until its `ends` are called."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        super().__init__()
+        self._budget = budget
+        self.ends: list[Any] = []
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.ends.append(callback)
+
+    async def read(self) -> Held:
+        return held(self._budget, model_name="m")
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        pass
+
+
 def test_the_answer_of_a_call_has_its_bytes_of_the_budget_until_the_call_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    budget = BodyBudget(3 * OUTPUT_BYTES // 2)
+    budget = BodyBudget(3 * OUTPUT_BYTES)
     own = service(budget, LoopClock())
     size = answering(own, monkeypatch)
 
-    class Call(Context):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ends: list[Any] = []
-
-        def add_done_callback(self, callback: Any) -> None:
-            self.ends.append(callback)
-
-        async def read(self) -> Held:
-            return held(budget, model_name="m")
-
-        def set_trailing_metadata(self, metadata: Any) -> None:
-            pass
-
     async def run() -> None:
-        call, other = Call(), Call()
+        call, other = Call(budget), Call(budget)
         await own._unary(own._infer, None, call)
         assert size <= budget.used < 2 * size
         with pytest.raises(AbortedError, match=r"UNAVAILABLE.*bodies and answers of others"):
             await own._unary(own._infer, None, other)
         for end in (*call.ends, *other.ends):
             end(None)
+        assert budget.used == 0
+
+    hasty(run)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_clients_that_stop_reading_for_ever_leave_room_for_the_bodies_of_others(
+    monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
+) -> None:
+    """gRPC ends no call while an answer is on its way: four of them would take all there is, for as long as their clients like."""
+    budget = BodyBudget(4 * OUTPUT_BYTES + OUTPUT_BYTES // 2)
+    own = service(budget, LoopClock())
+    answering(own, monkeypatch)
+
+    async def asked() -> AsyncIterator[Held]:
+        yield held(budget, model_name="m")
+        await asyncio.sleep(IDLE_S)
+
+    async def run() -> None:
+        streams: list[Any] = [own._stream(asked(), Context()) for _ in range(4)]
+        calls = [Call(budget) for _ in range(4)]
+        refused = 0
+        for stream, call in zip(streams, calls, strict=True):
+            if is_stream:
+                refused += (await anext(stream)).error_message.startswith("Overloaded: ")
+                continue
+            try:
+                await own._unary(own._infer, None, call)
+            except AbortedError:
+                refused += 1
+        assert refused == 2
+        await asyncio.sleep(100.0)  # by HTTP such an answer has 40 s
+        reader = HttpReader(HttpLimits(), budget, lambda _: None, 0.0)
+        body = bytes(2 * OUTPUT_BYTES)
+        (request,) = reader.feed(
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 0.0
+        )
+        assert isinstance(request, Request)
+        budget.give_back(len(request.body))
+        for stream, call in zip(streams, calls, strict=True):
+            await stream.aclose()
+            for end in call.ends:
+                end(None)
         assert budget.used == 0
 
     hasty(run)
