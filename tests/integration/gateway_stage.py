@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fabric.ids import ModelId
 from fabric.link import Received
@@ -123,11 +123,13 @@ class GatewayProcess:
         return self.ask("POST", f"/v2/models/{model}/infer", body)
 
 
-def certified(home: Path) -> tuple[Path, Path]:
+EC: Final = "ec -pkeyopt ec_paramgen_curve:P-256"
+RSA: Final = "rsa:2048"
+
+
+def certified(home: Path, key_type: str = EC) -> tuple[Path, Path]:
     """A certificate of this host, `c.pem`, and its key, `k.pem`."""
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    )
+    command = f"openssl req -x509 -newkey {key_type} -nodes -days 2 -subj /CN=localhost"
     certificate, key = home / "c.pem", home / "k.pem"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]

@@ -7,6 +7,7 @@ import gzip
 import json
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import tempfile
@@ -28,7 +29,7 @@ from tritonclient.utils import InferenceServerException
 from fabric.client import ask_status
 from fabric.messages import CancelRequest
 from roles.runtime.metrics.catalog import METRICS
-from tests.integration.gateway_stage import GatewayProcess, Served, certified, gateway
+from tests.integration.gateway_stage import EC, RSA, GatewayProcess, Served, certified, gateway
 from tests.integration.proc import until
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
@@ -474,24 +475,46 @@ def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
             assert not connection.recv(4_096).startswith(b"HTTP/1.1 2")
 
 
+def shown_at(address: str, name: str | None) -> tuple[str, str | None]:
+    """Its certificate, and the protocol, to a client that calls it by that name."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    at = ("127.0.0.1", int(address.rpartition(":")[2]))
+    with (
+        socket.create_connection(at, timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=name) as connection,
+    ):
+        found = connection.getpeercert(binary_form=True)
+        assert found is not None
+        return ssl.DER_cert_to_PEM_cert(found), connection.selected_alpn_protocol()
+
+
+@pytest.mark.parametrize("key_types", [(EC, EC), (EC, RSA), (RSA, EC)])
 def test_a_renewed_certificate_is_taken_over_and_one_of_no_use_is_not(
-    frontend: Served, tmp_path: Path
+    frontend: Served, key_types: tuple[str, str], tmp_path: Path
 ) -> None:
     """By HTTP and gRPC, for connections that are made from then on."""
-    certificate, key = certified(tmp_path)
+    certificate, key = certified(tmp_path, key_types[0])
     renewed = tmp_path / "renewed"
     renewed.mkdir()
     document = {"cluster": {"gpus": 1, "gateway": {"tls_certificate": "c.pem", "tls_key": "k.pem"}}}
 
     with gateway(tmp_path, [frontend.address], document) as one:
-        ports = [int(address.rpartition(":")[2]) for address in (one.http, one.grpc)]
 
         def shown() -> set[str]:
-            return {ssl.get_server_certificate(("127.0.0.1", port), timeout=30) for port in ports}
+            found = set()
+            for address, protocol in ((one.http, "http/1.1"), (one.grpc, "h2")):
+                for name in (None, "localhost"):
+                    pem, chosen = shown_at(address, name)
+                    assert chosen == protocol
+                    found.add(pem)
+            return found
 
         former = shown()
         assert former == {certificate.read_text()}
-        new, new_key = certified(renewed)
+        new, new_key = certified(renewed, key_types[1])
         new.replace(certificate)  # its key comes later
         log = tmp_path / "gateway.log"
         until(lambda: "certificate_not_taken_over" in log.read_text(), what="the warning")
