@@ -22,7 +22,7 @@ from roles.gpu_worker.slices import HostedSlice, HostedState, SideLoad
 from roles.runtime.core import Send
 from roles.runtime.time_limits import is_looked_at_late
 
-LOAD_LIMIT_MS: Final = 120_000.0  # as long as an agent gives a worker that serves nobody yet
+LOAD_LIMIT_MS: Final = 120_000.0  # as long as an agent gives each model of a worker that serves nobody yet
 
 
 class ModelChanges:

@@ -465,10 +465,7 @@ class NodeAgentCore:
                 if worker.state is WorkerState.SERVING:
                     self._liveness.watch(peer, now_ms)
             case Loading(slice_id, model_id):
-                worker = self._worker_at(peer)
-                if worker.hosts(slice_id, model_id):
-                    worker.loading.pop(slice_id, None)
-                    worker.loading[slice_id] = model_id
+                self._workers.loads(self._worker_at(peer), slice_id, model_id, now_ms)
             case _:
                 raise AssertionError("checked before")
 

@@ -113,6 +113,8 @@ class Worker:
     """The start of a process that has never had everything loaded; None: it has."""
     loading: dict[SliceId, ModelId] = field(default_factory=dict)
     """What its process was loading for each slice when it was last heard of, the newest last."""
+    given_time: set[tuple[SliceId, ModelId]] = field(default_factory=set)
+    """What its process has begun to load before everything was there: each has the time of a load, once."""
     tell_at_ms: float | None = None
     """When it has to be told again what to host: it may not have heard it."""
     is_a_models_doing: bool = False

@@ -131,6 +131,16 @@ class Workers:
         self._step(worker, WorkerTransition.GREETED, now_ms)
         self.tell_what_to_host(worker)
 
+    def loads(self, worker: Worker, slice_id: SliceId, model_id: ModelId, now_ms: float) -> None:
+        """It begins to load a model, or says so again. One after the other: each has its own time."""
+        if not worker.hosts(slice_id, model_id):
+            return  # it is no longer wanted
+        worker.loading.pop(slice_id, None)
+        worker.loading[slice_id] = model_id
+        if worker.state is WorkerState.LOADING and (slice_id, model_id) not in worker.given_time:
+            worker.given_time.add((slice_id, model_id))
+            self._give_time(worker, now_ms)
+
     def settle(self, worker: Worker, now_ms: float) -> None:
         """Has it loaded everything that it should host? Then it has time for ever."""
         if worker.state is WorkerState.LOADING and all(map(self._reports.is_ready, worker.slices)):
@@ -170,7 +180,7 @@ class Workers:
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = worker.is_a_models_doing = False
-        worker.loading, worker.tell_at_ms = {}, None
+        worker.loading, worker.given_time, worker.tell_at_ms = {}, set(), None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
         # A process can be the client of one daemon only, and stages share their GPUs with nobody.

@@ -23,9 +23,8 @@ from roles.scheduler.fleet import Fleet, SliceRecord
 from roles.scheduler.planning.actuator import Actuator, OrderOf
 from roles.scheduler.planning.usable_gpus import GpuPresence
 
-START_LIMIT_MS = (
-    300_000.0  # for each model of a slice, one after the other: it may take 150 s to load, and be tried again
-)
+# For each model of a slice, one after the other: 30 s for the process to start, 120 s for the model, and once again.
+START_LIMIT_MS = 300_000.0
 DRAIN_LIMIT_MS = 10_000.0  # a batch whose `Done` was lost is given up sooner
 LINGER_MS = 100.0  # after its last `Done`: that batch's outputs go another way to the frontends
 

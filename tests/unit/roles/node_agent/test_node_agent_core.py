@@ -462,6 +462,34 @@ def test_a_worker_that_never_gets_ready_is_killed_and_reported() -> None:
     assert {report.status.reason for report in reports(actions)} == {"not loaded within 120 s: y"}
 
 
+def test_each_model_of_a_slice_has_its_own_time_to_load() -> None:
+    """They are loaded one after the other."""
+    host = Agent()
+    (started,) = spawns(host.want(hosting("x", "a", "b", "c")))
+    host.greet(started.worker_id)
+    for model_id, at_ms in (("a", 0.0), ("b", 105_000.0), ("c", 210_000.0)):
+        assert Kill(started.worker_id) not in host.until(at_ms)
+        host.hear(started.worker_id, Loading(SliceId("x"), ModelId(model_id)))
+    assert Kill(started.worker_id) not in host.until(329_999.0)
+    host.ready(started.worker_id, "x")
+    assert Kill(started.worker_id) not in host.until(1e6)
+
+
+def test_but_once_for_each_start_however_often_its_worker_says_so() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(hosting("x", "a", "b")))
+    for _ in range(2):
+        began_ms = host.now_ms
+        host.greet(started.worker_id)
+        for model_id, after_ms in (("a", 0.0), ("b", 100_000.0), ("a", 150_000.0), ("b", 200_000.0)):
+            assert Kill(started.worker_id) not in host.until(began_ms + after_ms)
+            host.hear(started.worker_id, Loading(SliceId("x"), ModelId(model_id)))
+        assert Kill(started.worker_id) not in host.until(began_ms + 219_999.0)
+        assert Kill(started.worker_id) in host.until(began_ms + 220_500.0)
+        host.exit(started.worker_id, -9)
+        (started,) = spawns(host.until(host.now_ms + 5_000.0))
+
+
 def test_a_loader_that_hangs_at_every_start_is_given_up() -> None:
     host = Agent()
     (started,) = spawns(host.want(spec("x")))
