@@ -118,8 +118,9 @@ class Given:
         ]
         return Placement(tuple(kept), tuple(unplaced), share_violations(kept))
 
-    def check_names(self, model_ids: Sequence[ModelId], gpus: int) -> None:
+    def check_names(self, models: Sequence[PlacedModelInput], gpus: int) -> None:
         """Raise ConfigError for a GPU or a model that the configuration does not have."""
+        model_ids = [model.model_id for model in models]
         for place, planned in enumerate(self._slices):
             where = f"placement.given.slices[{place}]"
             for key, index in [("gpu", planned.gpu), *(("following", one) for one in planned.following)]:

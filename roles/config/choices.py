@@ -28,9 +28,12 @@ def placement_choices(text: str, config: ClusterConfig, where: str) -> tuple[Nam
 
     The name of the file's own alone stands for it with the file's options.
     """
-    model_ids, gpus = [model.model_id for model in config.models], len(config.gpus)
+    gpus = len(config.gpus)
     return _choices(
-        text, config.placement, where, lambda name, given: placement_choice(name, given, model_ids, gpus)
+        text,
+        config.placement,
+        where,
+        lambda name, given: placement_choice(name, given, config.models, gpus, config.shards),
     )
 
 

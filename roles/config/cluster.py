@@ -435,13 +435,22 @@ def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]
 
 
 def placement_choice(
-    name: str, options: Mapping[str, Any], model_ids: Sequence[ModelId] | None, gpus: int
+    name: str,
+    options: Mapping[str, Any],
+    models: Sequence[ModelConfig] | None,
+    gpus: int,
+    shards: int,
 ) -> PolicyChoice:
     """A placement policy's name with checked options; the policy itself checks what it alone understands.
 
-    `model_ids`, `gpus`: what there is for it to name, None where that is only a part.
+    `models`, `gpus`: what there is for it to name, None where that is only a part.
     """
     policy = placement_policy(name, options)
-    if model_ids is not None and isinstance(policy, NamingPolicy):
-        policy.check_names(model_ids, gpus)
+    if shards > 1 and isinstance(policy, Given):
+        raise ConfigError(
+            f"placement: given numbers the GPUs of all nodes, and with cluster.shards: {shards} each shard is placed by itself;"
+            " leave cluster.shards out, or name a policy that finds places itself"
+        )
+    if models is not None and isinstance(policy, NamingPolicy):
+        policy.check_names(placed_models(models), gpus)
     return PolicyChoice(name, placement_options(name, options))

@@ -193,8 +193,8 @@ def _cluster_config(
     heartbeats = _heartbeats(read.cluster.heartbeats)
     batching = _policy(read.batching, "batching")
     placement = _policy(read.placement, "placement")
-    model_ids = [model.model_id for model in models] if is_whole else None
-    placed = placement_choice(*placement, model_ids, sum(node.gpus for node in nodes))
+    gpu_count = sum(node.gpus for node in nodes)
+    placed = placement_choice(*placement, models if is_whole else None, gpu_count, read.cluster.shards)
     batching_choice = _batching(*batching)
     if batching_choice.name == "shepherd":
         require_idempotent(models)

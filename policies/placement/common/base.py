@@ -160,7 +160,7 @@ class PlacementPolicy(Protocol):
 class NamingPolicy(Protocol):
     """A policy whose options name models or GPUs: `place` leaves out those that are not asked for, as they may come back."""
 
-    def check_names(self, model_ids: Sequence[ModelId], gpus: int) -> None:
+    def check_names(self, models: Sequence[PlacedModelInput], gpus: int) -> None:
         """Raise ConfigError for a name that a configuration of these models and so many GPUs does not have."""
         ...
 

@@ -131,16 +131,18 @@ class Usher:
         unplaced = in_order([*short, *unrated], models)
         return Placement(tuple(slices), unplaced, (), sum(served.values()), tuple(decisions))
 
-    def check_names(self, model_ids: Sequence[ModelId], gpus: int) -> None:  # noqa: ARG002  groups name none
-        """Raise ConfigError for `groups` that leave out a model, or name one that does not exist."""
+    def check_names(self, models: Sequence[PlacedModelInput], gpus: int) -> None:  # noqa: ARG002  groups name none
+        """Raise ConfigError for `groups` that leave out a model of one GPU, or name one that does not exist."""
+        model_ids = [model.model_id for model in models]
         where = f"placement.{self._name}.groups"
         named = [model_id for group in self._groups or () for model_id in group]
         for model_id in named:
             if model_id not in model_ids:
                 raise ConfigError(f"{where}: there is no model {model_id!r}{suggestion(model_id, model_ids)}")
-        for model_id in model_ids if self._groups is not None else ():
-            if model_id not in named:
-                raise ConfigError(f"{where}: model {model_id} is in no group")
+        for model in models if self._groups is not None else ():
+            # Pipelines and models in ranks have their GPUs before these are placed.
+            if model.gpus <= 1 and model.model_id not in named:
+                raise ConfigError(f"{where}: model {model.model_id} is in no group")
 
     def _homes(
         self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles

@@ -248,6 +248,14 @@ def test_groups_name_the_models_of_the_file(groups: list[list[str]], said: str) 
         parse_config(document(models=models, placement={"usher": {"groups": groups}}), HERE)
 
 
+@pytest.mark.parametrize("cut", ["stages", "ranks"])
+def test_groups_need_no_model_that_has_gpus_of_its_own(cut: str) -> None:
+    loader = {"python": "serving:Large", cut: 2}
+    models = [model(), model("large", loader=loader)]
+    placement = {"usher": {"groups": [["resnet50"]]}}
+    assert parse_config(document(*models, placement=placement), HERE).placement.name == "usher"
+
+
 def test_another_placement_can_be_asked_for() -> None:
     assert len(parse_config(document(), HERE).place("exclusive").slices) == 1
 

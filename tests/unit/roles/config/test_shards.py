@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from fabric.errors import ConfigError
+from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.config.shards import shard_document
@@ -172,6 +174,18 @@ def test_a_placement_is_of_each_shard_by_itself() -> None:
 )
 def test_shards_that_cannot_be_are_refused(written: dict[str, Any], said: str) -> None:
     assert said in reason(written)
+
+
+def test_slices_that_are_given_have_one_scheduler() -> None:
+    """Each shard's GPUs are numbered from 0 again, so that they would be other ones."""
+    slices = [{"gpu": 0, "models": [{"model": f"m{at}"} for at in range(8)]}]
+    said = "given numbers the GPUs of all nodes"
+    written = {**document(), "placement": {"given": {"slices": slices}}}
+    assert said in reason(written)
+    with pytest.raises(ConfigError, match=said):
+        placement_choices(json.dumps(written["placement"]), parse_config(document(), Path()), "--placement")
+    written["cluster"]["shards"] = 1
+    assert [planned.gpu for planned in parse_config(written, Path()).place().slices] == [0]
 
 
 def test_one_node_that_says_its_shard_wants_all_to() -> None:

@@ -148,4 +148,4 @@ def test_no_descriptors_for_a_process_are_an_answer() -> None:
 def test_a_plan_has_the_time_of_its_solver_and_fifty_seconds(
     name: str, options: dict[str, float], limit_s: float
 ) -> None:
-    assert plan_limit_s(placement_choice(name, options, None, 0)) == limit_s
+    assert plan_limit_s(placement_choice(name, options, None, 0, 1)) == limit_s
