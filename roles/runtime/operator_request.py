@@ -24,7 +24,8 @@ from fabric.messages import (
 from fabric.sockets import DealerLink
 from roles.runtime.core import SCHEDULER
 
-ANSWER_LIMIT_MS = 900_000.0  # several moves, each of which may load a large model
+# Who answers pings is at work: a plan may have a day (`time_limit_s`), each of its moves 300 s for each model of a slice.
+ANSWER_LIMIT_MS = 172_800_000.0
 SILENCE_MAX_MS = 5_000.0  # a scheduler that says nothing at all for so long is not there
 PING_EVERY_MS = 500.0
 NOT_KNOWN = "whether the change was made is not known"

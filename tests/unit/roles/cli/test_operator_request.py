@@ -10,15 +10,21 @@ import pytest
 
 import fabric.messages
 from fabric.client import ask_status
+from fabric.clock import VirtualClock
 from fabric.errors import PeerLost
-from fabric.ids import ModelId, NodeId
+from fabric.ids import ModelId, NodeId, PeerId
+from fabric.link import Received
 from fabric.messages import (
+    AnyMessage,
+    Changed,
     DrainAsked,
     ModelsAdd,
     ModelSet,
     ModelsRemove,
+    Ping,
     PlanChange,
     PlanRequest,
+    Pong,
     RestartRoles,
     RoleDrain,
     RoleDrainDryRun,
@@ -26,6 +32,7 @@ from fabric.messages import (
     SectionAsked,
 )
 from fabric.sockets import DealerLink
+from roles.runtime.core import SCHEDULER
 from roles.runtime.operator_request import NotAnswered, ask_change
 from tests.scarcity import no_descriptors
 
@@ -63,6 +70,45 @@ def test_whether_a_change_was_made_is_in_doubt_only_of_a_change(
     with pytest.raises(NotAnswered) as raised:
         ask_change([f"ipc://{tmp_path}/nobody"], request_, limit_ms=0)
     assert ("whether the change was made is not known" in str(raised.value)) == (request_ in CHANGES)
+
+
+class _AtWork:
+    """A scheduler that answers each ping at once, and what it was asked after `work_ms`."""
+
+    refusal = ""
+    has_more = True
+
+    def __init__(self, clock: VirtualClock, work_ms: float) -> None:
+        self._clock, self._done_at_ms, self._answers = clock, work_ms, list[Changed | Pong]()
+
+    def send(self, peer: PeerId, message: AnyMessage) -> bool:
+        if isinstance(message, Ping):
+            self._answers.append(Pong(message.number))
+        return True
+
+    def receive(self, limit: int) -> list[Received]:
+        self._clock.advance(self._clock.now_ms() + 400.0)
+        if self._clock.now_ms() >= self._done_at_ms:
+            self._answers.append(Changed(1, "ok"))
+        said, self._answers = self._answers, []
+        return [Received(SCHEDULER, one) for one in said]
+
+    def take_lost(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_scheduler_that_is_at_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan may take its `time_limit_s`, and a move 300 s for each model of a slice."""
+    clock = VirtualClock(0.0)
+    link = _AtWork(clock, 6 * 3_600_000.0)
+    monkeypatch.setattr(DealerLink, "connect", lambda *_, **__: link)
+    assert ask_change(["ipc://there"], ModelsAdd(1, "[]"), clock=clock).status == "ok"
 
 
 def test_where_no_descriptor_is_left_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
