@@ -32,13 +32,18 @@ class Certificate:
             # Another one each time: a context keeps one certificate of each type of key, and would go on showing the former.
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.set_alpn_protocols(["http/1.1"])
-            context.load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key, password=self._passphrase)  # else the terminal is asked
             pem = (key.read_bytes(), certificate.read_bytes())
         except OSError as error:  # OpenSSL's are such too
             raise ConfigError(f"cluster.gateway: {certificate} and its key: {error}") from error
         self._newest = context
         self.pem = pem
         self._stamps = stamps
+
+    def _passphrase(self) -> bytes:
+        raise ConfigError(
+            f"cluster.gateway: {self._files[1]} has a passphrase; it must be a key without a passphrase"
+        )
 
     def _hand_over(self, connection: ssl.SSLObject, _name: str | None, _listening: ssl.SSLContext) -> None:
         connection.context = self._newest
