@@ -19,5 +19,5 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path:
         stdin=subprocess.DEVNULL,
     )
     assert "ENCRYPTED" in key.read_text()
-    with pytest.raises(ConfigError, match="k.pem has a passphrase; it must be a key without"):
+    with pytest.raises(ConfigError, match=r"k\.pem has a passphrase; it must be a key without"):
         Certificate(certificate, key)
