@@ -14,7 +14,6 @@ from rich.text import Text
 
 from fabric.client import Client, ClientOptions, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
-from fabric.ids import FRONTEND_PREFIX
 from fabric.link import Tensor
 from roles.benchmark.targets import one_of_each
 from roles.cli.array_files import read_arrays
@@ -22,7 +21,7 @@ from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import BUDGET_MS, ConnectAddress, key_option, via_host, via_option
 from roles.runtime.environment import run_dir
-from roles.runtime.running_cluster import processes_in
+from roles.runtime.running_cluster import frontends_of, processes_in
 
 if TYPE_CHECKING:
     from fabric.messages import Ledger, ModelInfo, StageLine
@@ -98,9 +97,8 @@ def running_frontends() -> Sequence[str]:
     try:
         addresses = [
             address
-            for process in processes_in(home.path)
-            if process.alive and process.role_id.startswith(FRONTEND_PREFIX)
-            for address in one_of_each(process.addresses.get("client", ()))
+            for process in frontends_of(processes_in(home.path))
+            for address in one_of_each(process.addresses["client"])
         ]
     finally:
         home.remove()

@@ -11,7 +11,7 @@ import click
 
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
-from fabric.ids import FRONTEND_PREFIX, ModelId
+from fabric.ids import ModelId
 from fabric.keys import Keyring
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
@@ -29,7 +29,7 @@ from roles.cli.options import (
 from roles.cli.progress import progress
 from roles.cli.records import arrivals_of
 from roles.observability.recording import Recording
-from roles.runtime.running_cluster import active_schedulers, processes_in
+from roles.runtime.running_cluster import active_schedulers, frontends_of, processes_in
 
 DURATION_S_MAX: Final = 86_400.0
 REMEMBERED_S: Final = 55.0
@@ -157,11 +157,7 @@ class _Asker:
         for shard, one in active.items():
             self._slo_ms[shard] = {model.model_id: model.slo_ms for model in one.status.models}
         slo_ms = {model_id: ms for its in self._slo_ms.values() for model_id, ms in its.items()}
-        frontends = [
-            process
-            for process in processes_in(self.run_dir)
-            if process.role_id.startswith(FRONTEND_PREFIX) and process.alive
-        ]
+        frontends = frontends_of(processes_in(self.run_dir))
         incarnations = {process.role_id: process.incarnation for process in frontends}
         self.recording.asks(slo_ms, incarnations, MonotonicClock().now_ms())
         for process in frontends:

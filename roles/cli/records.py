@@ -9,7 +9,7 @@ from typing import Final
 
 from fabric.clock import MonotonicClock
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
+from fabric.ids import ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.operator_questions import ask_role
@@ -27,6 +27,7 @@ from roles.runtime.running_cluster import (
     ActiveScheduler,
     ClusterReport,
     ProcessReport,
+    frontends_of,
     having,
     look,
 )
@@ -75,7 +76,7 @@ def remembered(
     # Where models are asked about, their shard's plan is the one that counts.
     for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
         _ask_scheduler(found, active[shard], last_ms)
-    for frontend in _frontends(found.report):
+    for frontend in frontends_of(found.report.processes):
         try:
             for model_id in models or (ModelId(""),):
                 _ask_frontend(found, frontend, model_id, request_id, last_ms)
@@ -97,7 +98,7 @@ class NewRequests:
         """Those that were not told before, and the frontends that do not answer. Raises PeerLost where there is no cluster."""
         found: list[RequestSeen] = []
         silent: set[str] = set()
-        for frontend in _frontends(look(self._run_dir, self._keyring)):
+        for frontend in frontends_of(look(self._run_dir, self._keyring).processes):
             try:
                 found += self._told_by(frontend)
             except PeerLost:  # what it has told this time is asked for again
@@ -135,7 +136,7 @@ def newest_bad_of_all(
     """The newest late and refused requests of every frontend, as many as one answer holds, and the frontends that say nothing."""
     found: list[RequestSeen] = []
     silent: list[str] = []
-    for frontend in _frontends(report):
+    for frontend in frontends_of(report.processes):
         try:
             answer = _asked(frontend, RecordsAsked(ModelId(""), NEWEST, bad_only=True), LOOK_MS, keyring)
         except PeerLost:
@@ -151,15 +152,6 @@ def arrivals_of(
     """What a frontend counted of a model's requests in the last minute. Raises PeerLost."""
     # No record has so low a number: the counts are wanted alone.
     return _asked(process, RecordsAsked(model_id, 0), LOOK_MS, keyring)
-
-
-def _frontends(report: ClusterReport) -> list[ProcessReport]:
-    """Those that may answer."""
-    return [
-        one
-        for one in report.processes
-        if one.role_id.startswith(FRONTEND_PREFIX) and one.alive and one.addresses.get("client")
-    ]
 
 
 def _asked(

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from fabric.clock import Clock
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
+from fabric.ids import ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.operator_questions import ask_role
@@ -16,7 +16,7 @@ from roles.page.recent_history import KEPT_MS
 from roles.page.snapshot import Look
 from roles.runtime.core import SCHEDULER
 from roles.runtime.live_figures import live_figures
-from roles.runtime.running_cluster import ActiveScheduler, ProcessReport, epoch_of, look
+from roles.runtime.running_cluster import ActiveScheduler, ProcessReport, epoch_of, frontends_of, look
 
 NEWEST: Final = 1 << 52
 ANSWER_MS: Final = 1_000.0
@@ -63,12 +63,11 @@ class Looks:
             told[role_id] = after._replace(newest=newest)
             batches += its
             from_ms = max(from_ms, its_from_ms)
-        for role_id, process in alive.items():
-            if role_id.startswith(FRONTEND_PREFIX) and process.addresses.get("client"):
-                after = self._told_by(role_id, _Told(process.incarnation, 0, 0))
-                newest, seen = self._requests(process, after.newest)
-                told[role_id] = after._replace(newest=newest)
-                requests += seen
+        for frontend in frontends_of(alive.values()):
+            after = self._told_by(frontend.role_id, _Told(frontend.incarnation, 0, 0))
+            newest, seen = self._requests(frontend, after.newest)
+            told[frontend.role_id] = after._replace(newest=newest)
+            requests += seen
         batches.sort(key=lambda one: one.ended_at_ms)
         requests.sort(key=lambda one: one.ended_at_ms)
         self._told = told

@@ -9,12 +9,12 @@ from itertools import accumulate
 from typing import Final
 
 from fabric.errors import PeerLost
-from fabric.ids import FRONTEND_PREFIX, ModelId, PeerId
+from fabric.ids import ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import FiguresAsked, FiguresListed, ModelFigures
 from fabric.operator_questions import ask_role
 from roles.runtime.metrics.catalog import CLIENT_FAULTS
-from roles.runtime.running_cluster import ProcessReport
+from roles.runtime.running_cluster import ProcessReport, frontends_of
 
 ANSWER_MS: Final = 1_000.0
 PAGES_MAX: Final = 16
@@ -58,12 +58,9 @@ def live_figures(processes: Sequence[ProcessReport], keyring: Keyring | None = N
     """Ask every frontend among these."""
     told: dict[ModelId, list[ModelFigures]] = {}
     silent: list[str] = []
-    for process in processes:
-        addresses = process.addresses.get("client", ())
-        if not process.role_id.startswith(FRONTEND_PREFIX) or not process.alive or not addresses:
-            continue
+    for process in frontends_of(processes):
         try:
-            for one in _told_by(process.role_id, addresses, keyring):
+            for one in _told_by(process.role_id, process.addresses["client"], keyring):
                 told.setdefault(one.model_id, []).append(one)
         except PeerLost:
             silent.append(process.role_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -283,6 +283,15 @@ def processes_in(run_dir: Path) -> list[ProcessReport]:
             run_file.role_id, run_file.pid, run_file.is_alive, run_file.addresses, run_file.incarnation
         )
         for run_file in found
+    ]
+
+
+def frontends_of(processes: Iterable[ProcessReport]) -> list[ProcessReport]:
+    """Those among them that may answer: they live, and have said where."""
+    return [
+        one
+        for one in processes
+        if one.role_id.startswith(FRONTEND_PREFIX) and one.alive and one.addresses.get("client")
     ]
 
 

@@ -49,7 +49,9 @@ class Cluster:
     def processes_in(self, run_dir: Path) -> list[ProcessReport]:
         del run_dir
         return [
-            ProcessReport(role_id, 7, alive=True, addresses={}, incarnation=its)
+            ProcessReport(
+                role_id, 7, alive=True, addresses={"client": (f"ipc:///run/{role_id}",)}, incarnation=its
+            )
             for role_id, its in self.frontends.pop(0).items()
         ]
 
