@@ -35,10 +35,14 @@ class LeaseReport(Message, frozen=True, tag=45):
 
 
 class SchedulerHello(Message, frozen=True, tag=46):
-    """Scheduler -> scheduler: the first message; the active one answers with a `PlanCopy`."""
+    """Scheduler -> scheduler: the first message, and said again when `is_electable` changes; the active one answers with a `PlanCopy`.
+
+    `is_electable`: a majority of the agents is connected to it.
+    """
 
     scheduler_id: str
     incarnation: Incarnation
+    is_electable: bool = False
 
 
 class PlanCopy(Message, frozen=True, tag=47):

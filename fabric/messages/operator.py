@@ -67,11 +67,15 @@ class PlanReport(Value, frozen=True):
 
 
 class StandbyReport(Value, frozen=True):
-    """Another scheduler that the active one is connected with. `has_plan`: the present plan was sent to it."""
+    """Another scheduler that the active one is connected with. `has_plan`: the present plan was sent to it.
+
+    `is_electable`: a majority of the agents is connected to it, as it says.
+    """
 
     scheduler_id: str
     incarnation: Incarnation
     has_plan: bool
+    is_electable: bool = False
 
 
 class SchedulerStanding(Value, frozen=True):

@@ -223,7 +223,12 @@ class Election:
     def may_hand_over(self) -> bool:
         """Whether enough agents are there, and all that granted it anything granted one epoch: the one that it can give up."""
         is_steady = self.state is ElectionState.ACTIVE and self._asking == self.epoch
-        return is_steady and len(self.connected) >= self._electorate.needed
+        return is_steady and self.is_electable
+
+    @property
+    def is_electable(self) -> bool:
+        """Whether enough agents are connected to make it the active one."""
+        return len(self.connected) >= self._electorate.needed
 
     @property
     def granted(self) -> frozenset[NodeId]:

@@ -7,7 +7,8 @@ it of the frontends, and learns the rest from agents and workers, who introduce 
 what they ask for before the slices are known would be refused. When its lease has lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
 
 Asked to stop, the active one tells a standby that has the plan to take over, and serves on until that is active: what it has handed out is
-with workers and frontends by then. Operators are turned away at once, for what it would still settle nobody took over.
+with workers and frontends by then. One to which no majority of the agents is connected yet, as after its start, is waited for. Operators are
+turned away at once, for what it would still settle nobody took over.
 
 A scheduler without standbys has its core from the start, and keeps it. To frontends it opens as the others do, when an agent has
 granted it an epoch: before that it knows of no slice, and would have them turn requests away.
@@ -102,6 +103,8 @@ PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
+HEIR_WITHIN_MS: Final = 3_000.0
+"""For a majority of the agents to connect to a standby; then one is told to take over all the same."""
 SETTLED_MS: Final = GATHER_MS + 50.0
 """That this one stays once another is active: frontends go by the next one then, and what its end costs the host delays nobody."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
@@ -204,8 +207,16 @@ class SchedulerReplica:
         """What agents that granted already, and their workers, say before a majority has, or obey another epoch than ours."""
         self._also_heard = _GATHERED
         self._newest: tuple[int, int] = (0, -1)  # epoch and number of the newest copy that came
+        self._found: set[PeerId] = set()
+        """Schedulers that it connects to."""
+        self._was_electable = False
+        """As they were told."""
+        self._is_ending = False
+        """It was asked to stop, and hands over."""
         self._heir: PeerId | None = None
         """The standby that was told to take over."""
+        self._heir_by_ms = NEVER_MS
+        """Until when one that could be elected is waited for."""
         self._leaving: set[PeerId] = set()
         """Standbys that handed over to this one, and end."""
         self._ends_at_ms = NEVER_MS
@@ -240,7 +251,7 @@ class SchedulerReplica:
             core is not None
             and type(event) is Heard
             and type(event.message) not in self._also_heard  # nearly all there is
-            and self._heir is None
+            and not self._is_ending
             and now_ms < self._election.lapses_at_ms
         ):
             sent = core.handle(event, now_ms)
@@ -267,12 +278,18 @@ class SchedulerReplica:
                 if core_at_ms is not None and core_at_ms <= now_ms:
                     self._to_core(event, actions, now_ms)
             case SchedulerFound(peer=found):
+                self._found.add(found)
                 actions.append(self._hello(found))
             case StopAsked():
                 self._leave(actions, now_ms)
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
         self._open_if_gathered(actions, now_ms)
+        if self._election.is_electable is not self._was_electable:
+            self._was_electable = self._election.is_electable
+            actions.extend(map(self._hello, sorted(self._found)))
+        if self._heir_by_ms != NEVER_MS:
+            self._choose_heir(actions, now_ms)
         self.has_left = self.has_left or now_ms >= self._ends_at_ms
         self._look_ahead()
         return actions
@@ -319,7 +336,7 @@ class SchedulerReplica:
                 # worker says this again when it has.
                 if self._checks.check(peer, message, now_ms) is None:
                     self._early.keep(event, message.slice_id)
-            elif self._core is not None and not (self._heir and type(message) in _CHANGES):
+            elif self._core is not None and not (self._is_ending and type(message) in _CHANGES):
                 is_asked = (
                     type(message) in _CHANGES and role_id_of(peer) == OPERATOR
                 )  # else the core refuses it
@@ -328,7 +345,7 @@ class SchedulerReplica:
                 self._to_core(event, actions, now_ms)
                 self._note_ready(message)
             elif type(message) in _CHANGES:
-                what = "hands over to another scheduler" if self._heir else "stands by"
+                what = "hands over to another scheduler" if self._is_ending else "stands by"
                 reason = f"{self._own_id} {what}: ask the active one"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
             return
@@ -350,8 +367,12 @@ class SchedulerReplica:
             case SchedulerHello() if _is_connected_to(peer):  # it had lost us, and asks who we are
                 actions.append(self._hello(peer))
             case SchedulerHello():
-                report = StandbyReport(message.scheduler_id, message.incarnation, has_plan=False)
-                self._standbys[peer] = report
+                self._standbys[peer] = StandbyReport(
+                    message.scheduler_id,
+                    message.incarnation,
+                    has_plan=False,
+                    is_electable=message.is_electable,
+                )
                 self._unasked.discard(peer)
                 if self._core is not None:
                     actions.append(CopyPlan(self._plan_goes_to((peer,))))
@@ -439,7 +460,7 @@ class SchedulerReplica:
             self._to_core(event, actions, now_ms)
 
     def _hello(self, other: PeerId) -> Send:
-        return Send(other, SchedulerHello(self._own_id, self._settings.incarnation))
+        return Send(other, SchedulerHello(self._own_id, self._settings.incarnation, self._was_electable))
 
     def _keep(self, copy: PlanCopy, actions: list[ReplicaAction], now_ms: float) -> None:
         """Of the highest epoch; one of another configuration too, for that may be about to come here as well.
@@ -449,7 +470,7 @@ class SchedulerReplica:
         version = (copy.epoch, copy.number)
         if version > self._newest and (self._core is None or copy.epoch > self._election.epoch):
             self._newest = version
-            if self._heir is None:
+            if not self._is_ending:
                 self._prepare_at_ms = now_ms + PREPARE_AFTER_MS
             actions.append(KeepPlan(copy))
 
@@ -471,21 +492,38 @@ class SchedulerReplica:
 
     def _leave(self, actions: list[ReplicaAction], now_ms: float) -> None:
         """Hand over, if this is the active one, a standby can go on, and the agents can say so."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._heir_by_ms = now_ms + HEIR_WITHIN_MS
+        self._choose_heir(actions, now_ms)
+        if not self.has_left:
+            self._turn_operators_away(actions)
+
+    def _choose_heir(self, actions: list[ReplicaAction], now_ms: float) -> None:
+        """Of those that have the plan the first to which a majority of the agents is connected; in the end any."""
         election, electorate = self._election, self._settings.electorate
-        heirs = [
-            (peer, standby.scheduler_id)
+        heirs = {
+            peer: standby
             for peer, standby in self._standbys.items()
             if standby.has_plan and peer not in self._leaving
-        ]
-        if self._core is None or not heirs or not election.may_hand_over:
+        }
+        electable = {peer: standby for peer, standby in heirs.items() if standby.is_electable}
+        is_possible = self._core is not None and bool(heirs) and election.is_electable
+        is_ready = bool(electable) and election.may_hand_over
+        if is_possible and not is_ready and now_ms < self._heir_by_ms:
+            return
+        self._heir_by_ms = NEVER_MS
+        if not is_possible or not election.may_hand_over:
             election.leave()
             self.has_left = True
             return
-        self._heir, heir_id = min(heirs, key=lambda one: electorate.number_of(one[1]))
-        election.leave(heir_id)
+        self._heir, standby = min(
+            (electable or heirs).items(), key=lambda one: electorate.number_of(one[1].scheduler_id)
+        )
+        election.leave(standby.scheduler_id)
         self._ends_at_ms = now_ms + HANDED_OVER_MS
         actions.append(Send(self._heir, TakeOver(election.epoch)))
-        self._turn_operators_away(actions)
 
     def _elect(self, decided: Iterable[ElectionAction], actions: list[ReplicaAction], now_ms: float) -> None:
         for action in decided:
@@ -550,7 +588,7 @@ class SchedulerReplica:
             status = send.message
             if self._is_fresh and _is_frontend(send.peer) and isinstance(status, Directory):
                 continue
-            if self._heir and isinstance(status, Changed):  # the operator has been turned away
+            if self._is_ending and isinstance(status, Changed):  # the operator has been turned away
                 continue
             if isinstance(status, StatusListed):
                 counters = Counter(status.counters)
@@ -589,7 +627,7 @@ class SchedulerReplica:
         if self.has_left:
             self.wake_at_ms = 0.0  # whoever runs it asks after a turn, and sleeps no more
             return
-        own_moments = self._tell_again_at_ms, self._prepare_at_ms, self._ends_at_ms
+        own_moments = self._tell_again_at_ms, self._prepare_at_ms, self._heir_by_ms, self._ends_at_ms
         at_ms = min(self._election.wake_at_ms, *own_moments)
         core_at_ms = None if self._core is None else self._core.wake_at_ms
         if core_at_ms is not None and core_at_ms < at_ms:

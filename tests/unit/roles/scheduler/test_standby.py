@@ -49,6 +49,7 @@ from roles.scheduler.availability.replica import (
     GATHER_FIRST_MS,
     GATHER_MS,
     HANDED_OVER_MS,
+    HEIR_WITHIN_MS,
     NOT_ACTIVE,
     PREPARE_AFTER_MS,
     SETTLED_MS,
@@ -69,6 +70,7 @@ AGENT = PeerId("node-a/0")
 FRONTEND = peer_id("frontend-0", BORN)
 WORKER = PeerId("worker-a-1/0")
 OTHER = PeerId("scheduler-0/9")
+OF_OTHER = SchedulerHello("scheduler-0", Incarnation("9"), is_electable=True)
 HELLO = FrontendHello(FrontendId("frontend-0"), BORN, ())
 READY = SliceReady(SliceId("a/gpu0/0"), BORN, NODE, 0, (), ())
 
@@ -394,7 +396,7 @@ def test_nobody_but_a_scheduler_it_found_may_tell_it_to_take_over() -> None:
 def handing_over() -> Stage:
     stage = Stage()
     stage.take_over()
-    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    stage.hear(OTHER, OF_OTHER)
     stage.node_hello(READY.slice_id)
     stage.slice_ready()
     assert not stage.replica.has_left
@@ -449,10 +451,75 @@ def test_a_handover_does_not_wait_for_ever(how: str) -> None:
     assert stage.replica.wake_at_ms == 0.0
 
 
+def test_it_serves_on_until_a_majority_of_the_agents_is_connected_to_a_standby() -> None:
+    """One that has just started would ask nobody, and the former one would end before it is active."""
+    stage = Stage()
+    stage.take_over()
+    stage.hear(OTHER, replace(OF_OTHER, is_electable=False))
+    operator = PeerId(f"{OPERATOR}/1")
+    stage.hear(operator, ModelsRemove(3, ()))
+    asked_to_end = stage.replica.handle(StopAsked(), stage.now_ms)
+    assert told(asked_to_end, TakeOver) == []
+    assert [peer for peer, _ in told(asked_to_end, Changed)] == [operator]
+    stage.now_ms += HEIR_WITHIN_MS / 2
+    stage.hear(FRONTEND, Ping(1))
+    assert stage.cores[0].heard[-1] == Ping(1)
+    assert not stage.replica.has_left
+    assert told(stage.hear(OTHER, OF_OTHER), TakeOver) == [(OTHER, TakeOver(stage.replica.epoch))]
+
+
+def test_it_does_not_wait_for_ever_for_one_that_agents_are_connected_to() -> None:
+    stage = Stage()
+    stage.take_over()
+    stage.hear(OTHER, replace(OF_OTHER, is_electable=False))
+    stage.replica.handle(StopAsked(), stage.now_ms)
+    words: list[tuple[PeerId, AnyMessage]] = []
+    while not words:
+        renewed = LeaseReport(NODE, stage.replica.epoch, "scheduler-1", BORN, is_free=False)
+        for _, ask in told(stage.tick(), LeaseAsked):
+            assert isinstance(ask, LeaseAsked)
+            words += told(stage.hear(AGENT, replace(renewed, number=ask.number)), TakeOver)
+        assert stage.now_ms <= HEIR_WITHIN_MS + 100
+        assert not stage.replica.has_left
+
+
+@pytest.mark.parametrize("what", ["the standby", "the agents"])
+def test_it_waits_for_nobody_when_there_is_nobody_left(what: str) -> None:
+    stage = Stage()
+    stage.take_over()
+    stage.hear(OTHER, replace(OF_OTHER, is_electable=False))
+    stage.replica.handle(StopAsked(), stage.now_ms)
+    stage.replica.handle(Lost(OTHER if what == "the standby" else AGENT, CLOSED), stage.now_ms)
+    assert stage.replica.has_left
+
+
+def test_the_first_that_could_be_elected_takes_over_before_one_that_could_not() -> None:
+    stage = Stage(schedulers=3, number=2)
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=True))
+    (ask,) = [action.message for action in stage.tick() if isinstance(action, Send)]
+    assert isinstance(ask, LeaseAsked)
+    stage.hear(AGENT, LeaseReport(NODE, ask.epoch, "scheduler-2", BORN, is_free=False, number=ask.number))
+    able = PeerId("scheduler-1/9")
+    stage.hear(OTHER, replace(OF_OTHER, is_electable=False))
+    stage.hear(able, replace(OF_OTHER, scheduler_id="scheduler-1"))
+    ((heir, _),) = told(stage.replica.handle(StopAsked(), stage.now_ms), TakeOver)
+    assert heir == able
+
+
+def test_schedulers_are_told_when_a_majority_of_the_agents_comes_or_goes() -> None:
+    stage, other = Stage(), PeerId("scheduler-0")
+    stage.replica.handle(SchedulerFound(("ipc://s",), other), 0.0)
+    came = stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False))
+    assert told(came, SchedulerHello) == [(other, SchedulerHello("scheduler-1", BORN, is_electable=True))]
+    assert told(stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=False)), SchedulerHello) == []
+    gone = stage.replica.handle(Lost(AGENT, CLOSED), 0.0)
+    assert told(gone, SchedulerHello) == [(other, SchedulerHello("scheduler-1", BORN))]
+
+
 def test_an_operator_who_was_turned_away_hears_nothing_more() -> None:
     stage = Stage()
     stage.take_over()
-    stage.hear(OTHER, SchedulerHello("scheduler-0", Incarnation("9")))
+    stage.hear(OTHER, OF_OTHER)
     operator = PeerId(f"{OPERATOR}/1")
     stage.hear(operator, ModelsRemove(3, ()))
     ((_, answer),) = told(stage.replica.handle(StopAsked(), stage.now_ms), Changed)
