@@ -8,6 +8,9 @@
 Health is what a role says of itself: whether it is ready, how many slices it has ready, how many frontends it knows. The
 rest after it gives clients the time to connect to it again before the next role of its kind ends.
 
+A slice's models load one after the other, and a worker may have several slices: so how long is too long depends on the
+largest slice, and counts anew whenever one more slice is ready than ever since the role ended.
+
 Of the schedulers of a shard the active one ends last, so that one that is new takes over, and once. Which one that is they
 are asked when it is their turn. It is back when whichever is active then is as healthy as it was.
 """
@@ -22,10 +25,13 @@ from typing import Final
 from msgspec import Struct
 
 from fabric.messages import SliceState, StatusListed
+from roles.node_agent.events import AgentLimits
 from roles.runtime.time_limits import is_looked_at_late
 
 ASK_LIMIT_MS: Final = 5_000.0
-HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; a large model may take 150 s to load
+HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; with one large model a slice may take 150 s
+LOAD_LIMIT_MS: Final = AgentLimits().load_ms
+"""So much longer for each further model of a slice."""
 REST_MS: Final = 500.0
 ACTIVE: Final = "active"
 ENDS_MAX: Final = 3
@@ -40,6 +46,13 @@ class Health(Struct, frozen=True):
     frontends: int
     standing: str = ""
     """Of a scheduler: whether it is the active one. Another has no slices and no frontends of its own."""
+    models_max: int = 1
+    """In one slice."""
+
+    @property
+    def heal_limit_ms(self) -> float:
+        """How long it may take to be so again, or one slice nearer to it."""
+        return HEAL_LIMIT_MS + (self.models_max - 1) * LOAD_LIMIT_MS
 
     @property
     def is_active(self) -> bool:
@@ -64,6 +77,7 @@ def health_of(status: StatusListed) -> Health:
         sum(report.state == SliceState.READY for report in status.slices),
         int(status.counters.get("frontends", 0.0)),
         "" if status.standing is None else status.standing.state,
+        max((1, *(len(report.models) for report in status.slices))),
     )
 
 
@@ -89,6 +103,8 @@ class RollingRestart:
         self._phase = _Phase.ASKING
         self._before: Health | None = None
         self._back_by_ms = 0.0
+        self._slices_ready_max = 0
+        """Since it ended."""
         self._ends = 0
         self._last_end = ""
         self._limit_at_ms = now_ms + ASK_LIMIT_MS
@@ -122,14 +138,18 @@ class RollingRestart:
         if self._phase is _Phase.ASKING:
             if absent or (health.is_active and self._puts_off()):
                 return False
-            self._before = health
-            self._back_by_ms = now_ms + HEAL_LIMIT_MS
+            self._before, self._slices_ready_max = health, 0
+            self._back_by_ms = now_ms + health.heal_limit_ms
             self._go_on(_Phase.ENDING, self._back_by_ms)
             return True
         assert self._before is not None, "it was asked before it ended"
         if health.is_as_good_as(self._before):
             self._go_on(_Phase.RESTING, now_ms + REST_MS)
-        elif not health.is_active:
+            return False
+        if health.slices_ready > self._slices_ready_max:
+            self._slices_ready_max = health.slices_ready
+            self._limit_at_ms = self._back_by_ms = now_ms + self._before.heal_limit_ms
+        if not health.is_active:
             self._witnesses.rotate(-1)
         return False
 
@@ -196,7 +216,8 @@ class RollingRestart:
         if self._phase is _Phase.ASKING:
             self._limit_at_ms = now_ms + ASK_LIMIT_MS
         else:
-            self._limit_at_ms = self._back_by_ms = now_ms + HEAL_LIMIT_MS
+            assert self._before is not None, "it was asked before it ended"
+            self._limit_at_ms = self._back_by_ms = now_ms + self._before.heal_limit_ms
 
     def _end(self, what: str) -> None:
         self.reason = f"{self.role_id} {what}{self._last_end}"

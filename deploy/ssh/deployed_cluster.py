@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from fabric.ids import scheduler_id
 from fabric.messages import LeftOut, SliceReport, SliceState, UnplacedInfo
 from roles.cli.cluster_tables import unplaced_line
 from roles.config.cluster import ClusterConfig
+from roles.node_agent.events import AgentLimits
 from roles.runtime.exit_codes import (
     EXIT_CONFIG,
     EXIT_FAILURE,
@@ -24,18 +26,21 @@ from roles.runtime.exit_codes import (
     EXIT_UNREACHABLE,
 )
 from roles.runtime.operator_request import ANSWER_LIMIT_MS, NOT_KNOWN
+from roles.runtime.running_cluster import ACTIVE_ELSEWHERE
 
 ASK_LIMIT_S: Final = 60.0
 STATUS_LIMIT_S: Final = 20.0
 DRAIN_LIMIT_S: Final = ANSWER_LIMIT_MS / 1e3 + 60.0  # the command gives up before we do, and says why
 DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
+"""Anew whenever one more slice is ready than ever; and longer where slices have several models."""
+LOAD_LIMIT_MS: Final = AgentLimits().load_ms
 READY_EVERY_S: Final = 0.5
 SAY_EVERY_MS: Final = 10_000.0
 
 TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
-NOBODY_SERVES: Final = (EXIT_UNREACHABLE, EXIT_NOT_STARTED)
-_NOTHING_DONE: Final = (EXIT_CONFIG, EXIT_FAILURE, *NOBODY_SERVES)
+_NOBODY_SERVES: Final = (EXIT_UNREACHABLE, EXIT_NOT_STARTED)
+_NOTHING_DONE: Final = (EXIT_CONFIG, EXIT_FAILURE, *_NOBODY_SERVES)
 _UNKNOWN: Final = "UnknownGpu"
 Say = Callable[[str, str], None]
 """A line about a host."""
@@ -53,6 +58,8 @@ class DeployedCluster:
     """Of the scheduler that answered last."""
     silent: frozenset[str] = frozenset()
     """Hosts that could not be reached when they were looked at last: they are not asked."""
+    scheduling: frozenset[str] = frozenset()
+    """Hosts on which a scheduler was when they were looked at last, whether the file has one there or not."""
     drained: dict[str, Sequence[str]] = field(default_factory=dict)
     """By host, what of its node is out of use for a change, this one or one before, as is noted there."""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -71,9 +78,9 @@ class DeployedCluster:
         The problems are those of these slices, and models without a place. What is waited for is said every now and then.
         """
         now_ms = self.clock.now_ms()
-        until_ms, say_at_ms = now_ms + READY_LIMIT_MS, now_ms + SAY_EVERY_MS
-        why = ""
-        while now_ms < until_ms:
+        since_ms, limit_ms, say_at_ms = now_ms, READY_LIMIT_MS, now_ms + SAY_EVERY_MS
+        why, ready_max = "", 0
+        while now_ms < since_ms + limit_ms:
             try:
                 status, said = self.status()
             except PeerLost as error:
@@ -89,40 +96,41 @@ class DeployedCluster:
                 if not why:
                     return status, [*problems_of([_report(one) for one in slices]), *_unplaced(status)]
             now_ms = self.clock.now_ms()
+            ready = sum(one["state"] == SliceState.READY for one in slices)
+            if ready > ready_max:
+                ready_max, since_ms = ready, now_ms
+            for one in slices:
+                limit_ms = max(limit_ms, READY_LIMIT_MS + (len(one["models"]) - 1) * LOAD_LIMIT_MS)
             if now_ms >= say_at_ms:
                 say_at_ms = now_ms + SAY_EVERY_MS
                 say(self.active_host or self.inventory.scheduler_hosts[0], f"waits: {why}")
             if self.stop.wait(READY_EVERY_S):
                 return None, [f"was not waited for any longer: {why}"]
-        return None, [f"not ready within {READY_LIMIT_MS / 1e3:g} s: {why}"]
+        return None, [f"nothing more became ready within {limit_ms / 1e3:g} s: {why}"]
 
     def status(self) -> tuple[dict[str, Any] | None, str]:
-        """What the active schedulers of all shards say, as one; why there is nothing.
+        """What the active schedulers of all shards say, as one; why there is nothing. A shard of which none answers is listed without a scheduler.
 
         Raises PeerLost where no host of a scheduler can be reached.
         """
-        if self.config.shards == 1:
-            try:
-                asked = self.ask_active(["status", "--json"])
-            except PeerLost:
-                raise
-            except FabricError as error:  # another one may take over yet
-                return None, str(error)
-            return asked["answer"], asked["said"]
-        answers = []
-        said = ""
-        for host in self._scheduler_hosts():
-            try:
-                asked = self._ask_tenuto(host, ["status", "--json"])
-            except FabricError as error:
-                said = str(error)
-                continue
-            said = asked["said"] or said
-            if asked["answer"]:
-                self.active_host = host
-                answers.append(asked["answer"])
-        if not answers:
-            return None, said
+        try:
+            asked = self.ask_active(["status", "--json"])
+        except PeerLost:
+            raise
+        except FabricError as error:  # another one may take over yet
+            return None, str(error)
+        if not asked["answer"]:
+            return None, asked["said"]
+        answers = [asked["answer"]]
+        for host in self._scheduler_hosts()[1:]:  # the first one has just answered
+            if not _silent_shards(_shards_of(answers)):
+                break
+            with contextlib.suppress(FabricError):
+                answer = self._ask_tenuto(host, ["status", "--json"])["answer"]
+                answers += [answer] if answer else []
+        shards = _shards_of(answers)
+        if len(answers) == 1:
+            return {**answers[0], "shards": shards}, ""
         slices = {one["slice_id"]: one for answer in answers for one in answer["slices"]}
         plans = [answer["plan"] or {} for answer in answers]
         unsteady = [plan for plan in plans if plan.get("state") != "steady"]
@@ -133,21 +141,25 @@ class DeployedCluster:
             **answers[0],
             "slices": list(slices.values()),
             "gpus": [gpu for answer in answers for gpu in answer.get("gpus", ())],
-            "shards": [shard for answer in answers for shard in answer["shards"]],
+            "shards": shards,
             "plan": {**(unsteady or plans)[0], **listed},
             "endpoints": {key: one for answer in answers for key, one in answer["endpoints"].items()},
         }, ""
 
     def _scheduler_hosts(self) -> list[str]:
         """Where one may be, taken out of the file or not; the one that answered last first."""
-        others = (host for host in self.connections if host not in self.inventory.names)  # taken out
-        hosts = [one for one in (*self.inventory.scheduler_hosts, *others) if one not in self.silent]
+        others = (
+            host for host in self.connections if host not in self.inventory.names or host in self.scheduling
+        )
+        known = dict.fromkeys((*self.inventory.scheduler_hosts, *others))
+        hosts = [one for one in known if one not in self.silent]
         return sorted(hosts, key=lambda one: one != self.active_host)
 
     def ask_active(self, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         """What a `tenuto` command says on a host where a scheduler is active, with shards one that knows what is asked about: each is asked, the last known one first.
 
-        Raises PeerLost where none of these hosts can be reached, FabricError where one may have begun with it and was not heard to end.
+        Raises PeerLost where none of these hosts can be reached, FabricError where one may have begun with it and was not heard to end,
+        or an active one may be where nobody was asked.
         """
         answers: list[dict[str, Any]] = []
         hosts = self._scheduler_hosts()
@@ -161,21 +173,33 @@ class DeployedCluster:
             if NOT_KNOWN in asked["said"]:
                 lost = FabricError(f"{host}: {asked['said']}")
                 continue
-            if asked["code"] not in NOBODY_SERVES and _UNKNOWN not in asked["said"]:
+            if not serves_nothing(asked):
                 self.active_host = host
                 return asked
             answers.append(asked)
         if lost is not None:  # that others stand by says nothing of the active one
             raise FabricError(str(lost)) if answers else lost
-        return next((one for one in answers if one["code"] not in NOBODY_SERVES), answers[-1])
+        unknown = next((one for one in answers if one["code"] not in _NOBODY_SERVES), None)
+        if unknown is not None:
+            return unknown
+        said = next((one["said"] for one in answers if ACTIVE_ELSEWHERE in one["said"]), "")
+        if said or self.silent:
+            silent = f"{', '.join(sorted(self.silent))} cannot be asked" if self.silent else ""
+            raise FabricError("; ".join(filter(None, (said or answers[-1]["said"], silent))))
+        return answers[-1]
 
     def ask_to_drain(self, where: str, *words: str) -> dict[str, Any]:
-        """What the command says of a node, or of a GPU. Raises as `ask_active` does."""
+        """What the command says of a node, or of a GPU. Raises as `ask_active` does, and FabricError where a shard that does not answer may have it."""
         drained: dict[str, Any] = {}
         for _ in range(DRAIN_TRIES):
             drained = self.ask_active(["drain", where, *words, "--json"], DRAIN_LIMIT_S)
             if drained["code"] != EXIT_FAILURE or "NotActive" not in drained["said"]:
                 break  # else another scheduler took over in the middle of it
+        if _UNKNOWN in drained["said"]:
+            status, said = self.status()
+            if status is None:
+                raise FabricError(f"whether {where} is in use is not known: {said}")
+            _require_all_shards(status, where)
         return drained
 
     def drain(self, host: str, say: Say) -> None:
@@ -185,19 +209,20 @@ class DeployedCluster:
         known what is in use, or what became of it.
         """
         for where in self.drained.get(host) or self._in_use(host):
-            self._note_drained(host, {*self.drained.get(host, ()), where})
+            noted = self.drained.get(host, ())
+            self._note_drained(host, {*noted, where})
             asked = self.ask_to_drain(where)
             if asked["code"] in _NOTHING_DONE:
                 say(host, f"not drained before: {asked['said'] or 'it cannot be'}")
-                self._note_drained(host, {*self.drained[host]} - {where})
+                self._note_drained(host, noted)  # a change before this one may have drained it
             elif asked["code"] not in TAKES_EFFECT:
                 raise FabricError(f"whether {where} is drained is not known: {_end_of(asked)}")
 
     def take_back(self, host: str) -> None:
-        """Use again what was drained for a change. Raises FabricError where some of it stays drained."""
+        """Use again what was drained for a change, as far as it is still there. Raises FabricError where some of it stays drained."""
         for where in self.drained.get(host, ()):
             asked = self.ask_to_drain(where, "--back")
-            if asked["code"] not in TAKES_EFFECT:
+            if asked["code"] not in TAKES_EFFECT and _UNKNOWN not in asked["said"]:
                 # Not by hand: what is noted would stay so, and what an operator drains later be used again.
                 raise FabricError(f"{where} stays drained: {_end_of(asked)}; run it again")
             self._note_drained(host, {*self.drained[host]} - {where})
@@ -205,7 +230,7 @@ class DeployedCluster:
     def _in_use(self, host: str) -> Sequence[str]:
         """Its node, or those of its GPUs that are not drained where others are; nothing of one that has no GPU there.
 
-        Raises FabricError where no scheduler says it.
+        Raises FabricError where no scheduler says it, or one that does not answer may have it.
         """
         status, said = self.status()
         if status is None:
@@ -213,7 +238,9 @@ class DeployedCluster:
         plan = status.get("plan") or {}
         drained = {one["gpu"] for one in plan.get("drained", ()) if one["node_id"] == host}
         gpus = sum(one["node_id"] == host for one in status.get("gpus", ()))
-        if gpus and not drained:
+        if not gpus:
+            _require_all_shards(status, host)
+        elif not drained:
             return [host]
         return [f"{host}/gpu{gpu}" for gpu in range(gpus) if gpu not in drained]
 
@@ -225,6 +252,32 @@ class DeployedCluster:
     def _ask_tenuto(self, host: str, words: Sequence[str], limit_s: float = STATUS_LIMIT_S) -> dict[str, Any]:
         request = {"do": "ask", "words": list(words), "limit_s": limit_s}
         return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
+
+
+def serves_nothing(asked: Mapping[str, Any]) -> bool:
+    """Whether `ask_to_drain` says that nobody serves, or that nobody has what was to be drained."""
+    return asked["code"] in _NOBODY_SERVES or _UNKNOWN in asked["said"]
+
+
+def _shards_of(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Each shard once: those of the first answer's active schedulers first, those without an active one last."""
+    listed = [one for answer in answers for one in answer.get("shards") or ()]
+    shards: dict[int, Mapping[str, Any]] = {}
+    for one in sorted(listed, key=lambda one: not one["scheduler"]):
+        shards.setdefault(one["shard"], one)
+    return list(shards.values())
+
+
+def _silent_shards(shards: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(one["shard"]) for one in shards if not one["scheduler"]]
+
+
+def _require_all_shards(status: Mapping[str, Any], where: str) -> None:
+    """Raises FabricError where a shard may have it of which no active scheduler answers."""
+    if silent := _silent_shards(status["shards"]):
+        raise FabricError(
+            f"whether {where} is in use is not known: no active scheduler of shard {', '.join(silent)} answers"
+        )
 
 
 def _end_of(asked: Mapping[str, Any]) -> str:

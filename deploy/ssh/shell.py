@@ -12,7 +12,7 @@ from deploy.keys import remedy, trusted_in
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
-from deploy.ssh.deployed_cluster import ASK_LIMIT_S, NOBODY_SERVES, TAKES_EFFECT, DeployedCluster, Say
+from deploy.ssh.deployed_cluster import ASK_LIMIT_S, TAKES_EFFECT, DeployedCluster, Say, serves_nothing
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
 from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.plan import addresses_of, plan_up
@@ -21,8 +21,9 @@ from deploy.ssh.steps import Goods, Phase, Plan, Step
 from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.ids import SCHEDULER_PREFIX
 from fabric.keys import TRUSTED_FILE, read_pair
-from roles.runtime.exit_codes import EXIT_CONFIG, EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
+from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 FACTS_LIMIT_S: Final = 60.0
 START_LIMIT_S: Final = 180.0
@@ -183,11 +184,11 @@ class Deployment:
     def _drain(self, host: str, say: Say) -> None:
         """Raises FabricError where its slices did not move, or that is not known; where nobody serves, or knows it, there is nothing to move."""
         drained = self.cluster.ask_to_drain(host)
-        if drained["code"] in (EXIT_CONFIG, *NOBODY_SERVES):
+        if serves_nothing(drained):
             say(host, f"not drained: {drained['said']}")
         elif drained["code"] not in TAKES_EFFECT:
             raise FabricError(
-                f"could not be drained: {drained['said']}; nothing else was changed, run it again"
+                f"could not be drained: {drained['said']}; nothing else was changed, run it again when it can be"
             )
 
     def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
@@ -247,9 +248,13 @@ class Deployment:
         self.cluster.silent = frozenset(
             host for host, told in found.items() if isinstance(told, Unreachable) and told.is_silent
         )
-        self.cluster.drained = {
-            host: told.drained for host, told in found.items() if isinstance(told, HostFacts)
-        }
+        told_of = {host: told for host, told in found.items() if isinstance(told, HostFacts)}
+        self.cluster.drained = {host: told.drained for host, told in told_of.items()}
+        self.cluster.scheduling = frozenset(
+            host
+            for host, told in told_of.items()
+            if any(role_id.startswith(SCHEDULER_PREFIX) for role_id in told.roles)
+        )
         return found
 
     def _looked(self, ports: Mapping[str, Mapping[str, int]]) -> dict[str, HostFacts | Unreachable]:

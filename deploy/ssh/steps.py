@@ -209,7 +209,8 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """By phase; of hosts in the order given, and each one's steps in theirs.
 
     Schedulers that end go first: one that moves between hosts of the file would run twice. One that moves off a host that left the file does,
-    until that host is ended. The others go by number. Those that are replaced go before new ones, the
+    until that host is ended; so does one whose end failed, until the next run ends it, as agents look for it where it is to be by now, and
+    without it there nobody might serve. The others go by number. Those that are replaced go before new ones, the
     first one last: it is the active one as a rule, so there is one take-over. A new one is told the plan by one that knows of it.
     """
 

@@ -18,16 +18,13 @@ from roles.cli.json_output import echo_json
 from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
 from roles.runtime.core import SCHEDULER
 from roles.runtime.environment import RunDir
-from roles.runtime.operator_request import ANSWER_LIMIT_MS, NotAnswered, ask_change, new_request_no
+from roles.runtime.operator_request import NotAnswered, ask_change, new_request_no
 from roles.runtime.process_events import still_drained
 from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed
 from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
 DRY_RUN_LIMIT_MS: Final = 6_000.0
 """It is answered at once by who knows the question. Longer than the silence of one who is gone (5 s), which is told as that."""
-
-RESTART_LIMIT_MS: Final = 240_000.0
-"""For each role; `tenuto up` itself gives one up after 186 s (`deploy/local/rolling.py`)."""
 
 
 @click.command()
@@ -62,8 +59,7 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
     try:
         require_running(home.path)
         away = _tell_away(home.path)
-        limit_ms = RESTART_LIMIT_MS * max(1, len(processes_in(home.path)))
-        answer = ask_supervisor(home.path, RestartRoles(new_request_no()), limit_ms)
+        answer = ask_supervisor(home.path, RestartRoles(new_request_no()))
     finally:
         home.remove()
     if as_json:
@@ -126,9 +122,9 @@ def tell_processes(
         click.echo(f"nothing was done; this would {verb} {', '.join(roles)}", err=True)
 
 
-def ask_supervisor(run_dir: Path, change: RoleChange, limit_ms: float = ANSWER_LIMIT_MS) -> Changed:
+def ask_supervisor(run_dir: Path, change: RoleChange) -> Changed:
     """What `tenuto up` of that run directory answers when it is done. PeerLost where none runs."""
-    return ask_change(_where_supervisor_listens(run_dir), change, limit_ms=limit_ms)
+    return ask_change(_where_supervisor_listens(run_dir), change)
 
 
 def ask_what_supervisor_would_answer(

@@ -37,6 +37,8 @@ _TOLD: Mapping[str, Sequence[str]] = {
 }
 """By whose it is: what others may want to reach."""
 TAKE_OVER_LOOK_S = 0.1
+ACTIVE_ELSEWHERE = "the active one is"
+"""Of a command's words where schedulers stand by for one that was not asked."""
 LOOK_MS = 5_000.0
 """All schedulers together have so long to answer, and one of them to take over; all other roles likewise."""
 LEAST_LIMIT_MS = 100.0
@@ -245,7 +247,7 @@ def _why_none_is_active(standbys: Sequence[StatusListed]) -> str:
     known = {one.active for one in standings if one.active} - {status.role_id for status in standbys}
     if known:
         active = " and ".join(sorted(known))
-        return f"{stand}; the active one is {active}: ask on its host, or by --scheduler and --key"
+        return f"{stand}; {ACTIVE_ELSEWHERE} {active}: ask on its host, or by --scheduler and --key"
     agents = max((one.agents for one in standings), default=0)
     return (
         f"{stand}, and none is active: {agents // 2 + 1} of the {agents} agents have to grant it, and so many"

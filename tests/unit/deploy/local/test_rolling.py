@@ -18,7 +18,14 @@ from deploy.local.events import (
     SupervisorEvent,
     TerminateRole,
 )
-from deploy.local.rolling import ASK_LIMIT_MS, HEAL_LIMIT_MS, REST_MS, Health, health_of
+from deploy.local.rolling import (
+    ASK_LIMIT_MS,
+    HEAL_LIMIT_MS,
+    LOAD_LIMIT_MS,
+    REST_MS,
+    Health,
+    health_of,
+)
 from fabric.ids import PeerId
 from fabric.messages import (
     Changed,
@@ -114,6 +121,40 @@ def test_it_stops_at_the_first_that_does_not_come_back(health: Health) -> None:
     assert up.answers == [Changed(7, "failed", reason="frontend-0 did not come back as it was", started=1)]
     assert up.core.asks == ""
     assert TerminateRole("frontend-1") not in up.done
+
+
+def gone(before: Health) -> Up:
+    """An agent that was so has ended for a restart, and its next process serves."""
+    up = Up()
+    up.ask(RestartRoles(7))
+    up.feed(RoleReported("node-a", before))
+    up.feed(ProcessExited("node-a", 0, ""))
+    up.feed(RoleServes("node-a"))
+    return up
+
+
+@pytest.mark.parametrize("takes_ms", [30_000.0 + 3 * 105_000.0, 1_000_000.0])
+def test_a_role_has_the_time_in_which_a_worker_may_load_all_models_of_a_slice(takes_ms: float) -> None:
+    before = Health(True, 1, 0, models_max=3)
+    up = gone(before)
+    up.feed(RoleReported("node-a", replace(before, slices_ready=0)))
+    up.wait(min(takes_ms, HEAL_LIMIT_MS + 2 * LOAD_LIMIT_MS))
+    up.feed(RoleReported("node-a", before))
+    up.wait(REST_MS)
+    is_late = takes_ms == 1_000_000.0
+    assert [one.reason for one in up.answers] == (["node-a did not come back as it was"] if is_late else [])
+    assert up.core.asks == ("" if is_late else "frontend-0")
+
+
+@pytest.mark.parametrize("ready", [(0, 1, 2, 3), (0, 1, 0, 1)])
+def test_a_role_has_more_time_with_each_slice_that_is_ready(ready: tuple[int, ...]) -> None:
+    """As where a worker loads several. One that comes and goes is not more."""
+    up = gone(Health(True, 3, 0))
+    for slices in ready:
+        up.feed(RoleReported("node-a", Health(True, slices, 0)))
+        up.wait(REST_MS if slices == 3 else HEAL_LIMIT_MS - 10_000.0)
+    is_back = ready[-1] == 3
+    assert [one.reason for one in up.answers] == ([] if is_back else ["node-a did not come back as it was"])
 
 
 SHARDS = tuple(
@@ -400,12 +441,12 @@ def test_a_role_that_is_ending_already_is_not_told_again_when_everything_ends() 
 def test_health_is_what_a_role_says_of_itself() -> None:
     slices = (
         SliceReport("a", SliceState.READY, "", (), 0, 0),  # type: ignore[arg-type]  # a name is a name
-        SliceReport("b", SliceState.STARTING, "", (), 0, 0),  # type: ignore[arg-type]  # likewise
+        SliceReport("b", SliceState.STARTING, "", ("m", "n", "o"), 0, 0),  # type: ignore[arg-type]  # likewise
     )
     status = StatusListed("scheduler-0", 1, slices, (), {"frontends": 2.0})
-    assert health_of(status) == Health(True, 1, 2)
+    assert health_of(status) == Health(True, 1, 2, models_max=3)
     standing = SchedulerStanding("standby", 16, 0, 3, 0, ())
-    assert health_of(replace(status, standing=standing)) == Health(True, 1, 2, "standby")
+    assert health_of(replace(status, standing=standing)) == Health(True, 1, 2, "standby", 3)
     assert health_of(StatusListed("frontend-0", 1, (), (), {"is_ready": 0.0})) == Health(False, 0, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from deploy.ssh import deployed_cluster
 from deploy.ssh.changes import plan_restart
 from deploy.ssh.connection import HostConnection
-from deploy.ssh.deployed_cluster import DeployedCluster
+from deploy.ssh.deployed_cluster import LOAD_LIMIT_MS, READY_LIMIT_MS, DeployedCluster
 from deploy.ssh.shell import Deployment, Result
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
@@ -29,6 +29,12 @@ from roles.runtime.operator_request import ANSWER_LIMIT_MS, NOT_KNOWN
 from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage
 
 STANDS_BY = {"code": EXIT_UNREACHABLE, "answer": None, "said": "it stands by"}
+LED_ELSEWHERE: dict[str, Any] = {
+    "code": EXIT_UNREACHABLE,
+    "answer": None,
+    "said": "scheduler-1 stands by; the active one is scheduler-0: ask on its host",
+}
+UNKNOWN_GPU = {"code": EXIT_CONFIG, "answer": None, "said": "tenuto: UnknownGpu: there is no node g2"}
 FELL_SILENT = {"code": EXIT_UNREACHABLE, "answer": None, "said": f"nobody answers at x; {NOT_KNOWN}"}
 
 
@@ -57,15 +63,25 @@ class Clock:
 
 
 def says(
-    scheduler: str, *standbys: str, slices: tuple[str, ...] = ("g1/gpu0/0",), shard: int = 0
+    scheduler: str,
+    *standbys: str,
+    slices: tuple[str, ...] = ("g1/gpu0/0",),
+    shard: int = 0,
+    shards: int = 1,
 ) -> dict[str, Any]:
+    """The active one of its shard. Of the others, which are active elsewhere, it says that there are so many."""
     listed = [as_plain(SliceReport(SliceId(one), SliceState.READY, "", (), 0, 0)) for one in slices]
     status = {
         "slices": listed,
         "gpus": [{"node_id": one.partition("/")[0]} for one in slices],
         "plan": {"state": "steady"},
         "scheduling": {"standbys": [{"scheduler_id": one, "has_plan": True} for one in standbys]},
-        "shards": [{"shard": shard, "scheduler": scheduler, "standbys": list(standbys)}],
+        "shards": [
+            {"shard": one, "scheduler": scheduler, "standbys": list(standbys)}
+            if one == shard
+            else {"shard": one, "scheduler": "", "standbys": []}
+            for one in range(shards)
+        ],
         "endpoints": {scheduler: "tcp://x"},
     }
     return {"code": 0, "answer": status, "said": ""}
@@ -141,7 +157,8 @@ def sharded(stage: Stage) -> Stage:
 
 
 def test_all_shards_are_one_cluster(stage: Stage) -> None:
-    head, g2 = Told(says("scheduler-0")), Told(says("scheduler-1", slices=("g2/gpu0/0",), shard=1))
+    head = Told(says("scheduler-0", shards=2))
+    g2 = Told(says("scheduler-1", slices=("g2/gpu0/0",), shard=1, shards=2))
     found = cluster_of(sharded(stage), head=head, g2=g2)
     status, _ = found.until_ready((), ["scheduler-0", "scheduler-1"], lambda *_: None)
     assert status is not None
@@ -150,7 +167,8 @@ def test_all_shards_are_one_cluster(stage: Stage) -> None:
 
 
 def test_a_model_without_a_place_is_a_problem_of_whichever_shard(stage: Stage) -> None:
-    head, g2 = says("scheduler-0"), says("scheduler-1", slices=("g2/gpu0/0",), shard=1)
+    head = says("scheduler-0", shards=2)
+    g2 = says("scheduler-1", slices=("g2/gpu0/0",), shard=1, shards=2)
     g2["answer"]["plan"]["unplaced"] = [{"model_id": "m1", "rate_rps": 2.0, "reason": "it needs more memory"}]
     line = "unplaced: m1 (2.00 r/s): it needs more memory"
     alone = cluster_of(stage, head=Told(STANDS_BY), g2=Told(g2))
@@ -163,13 +181,61 @@ def test_a_model_without_a_place_is_a_problem_of_whichever_shard(stage: Stage) -
 
 
 def test_a_node_is_drained_by_the_shard_that_has_it(stage: Stage) -> None:
-    unknown = {"code": EXIT_CONFIG, "answer": None, "said": "tenuto: UnknownGpu: there is no node g2"}
     drained: dict[str, Any] = {"code": 0, "answer": {}, "said": ""}
-    found = cluster_of(sharded(stage), head=Told(unknown), g2=Told(drained))
+    found = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU), g2=Told(drained))
     assert found.ask_to_drain("g2") == drained
     assert found.active_host == "g2"
-    nowhere = cluster_of(sharded(stage), head=Told(unknown), g2=Told(STANDS_BY))
-    assert nowhere.ask_to_drain("g2") == unknown
+
+
+@pytest.mark.parametrize("of_shard_1", [STANDS_BY, LED_ELSEWHERE, PeerLost("it is down")])
+def test_a_node_is_unknown_only_where_the_active_schedulers_of_all_shards_say_so(
+    stage: Stage, of_shard_1: dict[str, Any] | FabricError
+) -> None:
+    head = says("scheduler-0", shards=2)
+    of_both = Told(UNKNOWN_GPU, says("scheduler-1", slices=(), shard=1, shards=2))
+    known = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU, head), g2=of_both)
+    assert known.ask_to_drain("g2") == UNKNOWN_GPU
+    found = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU, head), g2=Told(of_shard_1))
+    with pytest.raises(FabricError, match="shard 1 answers|it is down"):
+        found.ask_to_drain("g2")
+    unreached = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU, head), g2=Told({}))
+    unreached.silent = frozenset({"g2"})
+    with pytest.raises(FabricError, match="shard 1 answers"):
+        unreached.ask_to_drain("g2")
+
+
+def test_an_agent_is_not_ended_where_the_scheduler_of_its_shard_says_nothing(stage: Stage) -> None:
+    head, g2 = Told(says("scheduler-0", shards=2)), Told(STANDS_BY)
+    found = cluster_of(sharded(stage), head=head, g1=Told({}), g2=g2)
+    with pytest.raises(FabricError, match="no active scheduler of shard 1 answers"):
+        found.drain("g2", lambda *_: None)
+    assert not found.drained
+    found.drain("g1", lambda *_: None)
+    assert found.drained == {"g1": ["g1"]}, "shard 0 has it, whatever becomes of shard 1"
+
+
+def test_an_active_scheduler_that_nobody_could_ask_may_serve_the_node(stage: Stage) -> None:
+    """What it has is not known, and of those that were asked none is it."""
+    told_of = cluster_of(stage, head=Told(STANDS_BY), g2=Told(LED_ELSEWHERE))
+    with pytest.raises(FabricError, match="the active one is scheduler-0"):
+        told_of.ask_to_drain("g1")
+    unreached = cluster_of(stage, head=Told({}), g2=Told(STANDS_BY))
+    unreached.silent = frozenset({"head"})
+    with pytest.raises(FabricError, match="it stands by; head cannot be asked"):
+        unreached.ask_to_drain("g1")
+    assert unreached.status() == (None, "it stands by; head cannot be asked")
+
+
+def test_a_scheduler_that_is_to_move_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "schedulers": [{"host": "g2"}]}}
+    none = {"code": EXIT_UNREACHABLE, "answer": None, "said": "no scheduler runs here, only node-g2"}
+    found = cluster_of(stage, head=Told({"code": 0, "answer": {}, "said": ""}), g2=Told(none))
+    monkeypatch.setattr(Deployment, "_looked", lambda *_: stage.facts)
+    Deployment(stage.source, found).facts()
+    assert found.ask_to_drain("g1")["code"] == 0
+    assert found.active_host == "head"
 
 
 @pytest.mark.parametrize(
@@ -198,6 +264,43 @@ def test_while_a_standby_is_about_to_take_over_the_cluster_is_waited_for(
 ) -> None:
     found = cluster_of(stage, head=Told(of_active), g2=Told(STANDS_BY, says("scheduler-1")))
     assert found.until_ready((), ["scheduler-1"], lambda *_: None)[0] is not None
+
+
+def loading(*models: int, ready: int = 0) -> dict[str, Any]:
+    """A scheduler that says how many models each slice has, and that so many of these are ready."""
+    answer = says("scheduler-0", slices=tuple(f"g1/gpu{gpu}/0" for gpu in range(len(models))))
+    for at, (one, count) in enumerate(zip(answer["answer"]["slices"], models, strict=True)):
+        state = SliceState.READY if at < ready else SliceState.STARTING
+        one.update(state=state, models=[f"m{model}" for model in range(count)])
+    return answer
+
+
+LOOK_MS = 5_000.0
+"""From one look to the next, by `Clock`."""
+
+
+def test_a_cluster_is_waited_for_as_long_as_a_worker_may_take_to_load_all_models_of_a_slice(
+    stage: Stage,
+) -> None:
+    takes_ms = 8 * 105_000.0 + 100_000.0
+    looks = int(takes_ms / LOOK_MS)
+    found = cluster_of(stage, head=Told(*[loading(8)] * looks, loading(8, ready=1)), g2=Told(STANDS_BY))
+    assert found.until_ready((), ["scheduler-0"], lambda *_: None)[0] is not None
+    never = cluster_of(stage, head=Told(loading(8)), g2=Told(STANDS_BY))
+    limit_s = (READY_LIMIT_MS + 7 * LOAD_LIMIT_MS) / 1e3
+    why = f"nothing more became ready within {limit_s:g} s: g1/gpu0/0 are not ready"
+    assert never.until_ready((), ["scheduler-0"], lambda *_: None) == (None, [why])
+
+
+def test_a_cluster_is_waited_for_as_long_as_more_and_more_of_it_is_ready(stage: Stage) -> None:
+    """As where the slices of one worker load after each other. One that comes and goes is not more."""
+    looks = int(READY_LIMIT_MS / LOOK_MS) - 10
+    steps = [one for ready in range(3) for one in [loading(1, 1, 1, ready=ready)] * looks]
+    found = cluster_of(stage, head=Told(*steps, loading(1, 1, 1, ready=3)), g2=Told(STANDS_BY))
+    assert found.until_ready((), ["scheduler-0"], lambda *_: None)[0] is not None
+    flapping = [loading(1, 1, ready=ready) for ready in (0, 1)] * looks
+    found = cluster_of(stage, head=Told(*flapping, loading(1, 1, ready=2)), g2=Told(STANDS_BY))
+    assert found.until_ready((), ["scheduler-0"], lambda *_: None)[0] is None
 
 
 # ---------------------------------------------------------------- rolling
@@ -328,6 +431,9 @@ def test_an_agent_is_not_ended_where_it_is_not_known_what_its_drain_does() -> No
         (said(EXIT_UNREACHABLE, "no cluster runs here"), True),
         (said(EXIT_NOT_STARTED, "there is no tenuto"), True),
         (said(EXIT_CONFIG, "UnknownGpu: there is no node g1"), True),
+        (said(EXIT_CONFIG, "InvalidConfig: no GPU would be left"), False),
+        (said(EXIT_CONFIG, "InvalidConfig: the plan was not computed within 60 s"), False),
+        (said(EXIT_UNREACHABLE, LED_ELSEWHERE["said"]), False),
     ],
 )
 def test_a_node_that_leaves_is_ended_only_where_it_is_known_to_serve_nothing(
@@ -374,6 +480,21 @@ def test_a_node_that_could_not_be_drained_is_not_asked_to_be_used_again(code: in
     assert restarted(hosts, "node-g1").exit_code == 0
     assert hosts.asked == ["drain g1", "start node-g1"]
     assert hosts.noted == {"g1": []}
+
+
+@pytest.mark.parametrize("code", [EXIT_FAILURE, EXIT_CONFIG, EXIT_UNREACHABLE, EXIT_NOT_STARTED])
+def test_what_a_former_change_drained_is_used_again_though_this_one_could_not_drain_it(code: int) -> None:
+    """It is drained since then, however this drain ends."""
+    hosts = Hosts({"drain g1": said(code, "Busy: another change is under way")})
+    assert restarted(hosts, "node-g1", drained={"g1": ["g1"]}).exit_code == 0
+    assert hosts.asked == ["drain g1", "start node-g1", "drain g1 --back"]
+    assert hosts.noted == {"g1": []}
+
+
+def test_what_a_former_change_drained_and_is_not_there_any_more_is_noted_no_more() -> None:
+    hosts = Hosts({"drain g2/gpu1 --back": said(EXIT_CONFIG, "UnknownGpu: there is no g2/gpu1")})
+    assert restarted(hosts, "frontend-0", drained={"g2": ["g2/gpu1"]}).exit_code == 0
+    assert hosts.noted == {"g2": []}
 
 
 @pytest.mark.parametrize(("drained", "ours"), [((0, 1), []), ((0,), ["g1/gpu1"])])

@@ -49,8 +49,8 @@ def run(
             raise PeerLost("it hangs")
         return says
 
-    def ask_supervisor(run_dir: Path, change: RestartRoles, limit_ms: float) -> Changed:
-        del run_dir, limit_ms
+    def ask_supervisor(run_dir: Path, change: RestartRoles) -> Changed:
+        del run_dir
         return Changed(change.request_no, "ok", started=1)
 
     monkeypatch.setattr(restart_module, "ask_status", ask_status)
