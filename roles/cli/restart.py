@@ -23,9 +23,6 @@ from roles.runtime.process_events import still_drained
 from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed
 from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
-DRY_RUN_LIMIT_MS: Final = 6_000.0
-"""It is answered at once by who knows the question. Longer than the silence of one who is gone (5 s), which is told as that."""
-
 RESTART_LIMIT_MS: Final = 240_000.0
 """For each role; `tenuto up` itself gives one up after 186 s (`deploy/local/rolling.py`)."""
 
@@ -132,7 +129,7 @@ def ask_supervisor(run_dir: Path, change: RoleChange, limit_ms: float = ANSWER_L
 
 
 def ask_what_supervisor_would_answer(
-    run_dir: Path, question: RoleDrainDryRun, limit_ms: float = DRY_RUN_LIMIT_MS
+    run_dir: Path, question: RoleDrainDryRun, limit_ms: float | None = None
 ) -> Changed:
     """What it would answer. Raises PeerLost where none runs, FabricError where it is of a version without dry runs of roles."""
     try:
