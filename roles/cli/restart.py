@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -23,8 +22,6 @@ from roles.runtime.process_events import still_drained
 from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed
 from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
-DRY_RUN_LIMIT_MS: Final = 6_000.0
-"""It is answered at once by who knows the question. Longer than the silence of one who is gone (5 s), which is told as that."""
 
 
 @click.command()
@@ -128,7 +125,7 @@ def ask_supervisor(run_dir: Path, change: RoleChange) -> Changed:
 
 
 def ask_what_supervisor_would_answer(
-    run_dir: Path, question: RoleDrainDryRun, limit_ms: float = DRY_RUN_LIMIT_MS
+    run_dir: Path, question: RoleDrainDryRun, limit_ms: float | None = None
 ) -> Changed:
     """What it would answer. Raises PeerLost where none runs, FabricError where it is of a version without dry runs of roles."""
     try:

@@ -28,8 +28,8 @@ from roles.runtime.operator_request import ask_change, new_request_no
 from roles.runtime.running_cluster import ActiveScheduler, active_schedulers, having, roomiest
 from roles.runtime.shard_reports import combined
 
-LIMIT_MS: Final = 300_000.0
-"""Of one change: a large model takes minutes to load."""
+READY_LIMIT_MS: Final = 300_000.0
+"""For a model that is served already to be ready: its slices are being started, or none of them could be."""
 
 GONE_LIMIT_MS: Final = 1_000.0
 """Of frontends to hear of it."""
@@ -132,9 +132,7 @@ class Repository:
         try:
             schedulers = active_schedulers(self._run_dir)
             own = [roomiest(schedulers)] if shards is None else shards(schedulers)
-            return combined(
-                [(one, ask_change(schedulers[one].addresses, change, limit_ms=LIMIT_MS)) for one in own]
-            )
+            return combined([(one, ask_change(schedulers[one].addresses, change)) for one in own])
         except ConfigError as error:
             raise Refused(str(error)) from error
 
@@ -142,7 +140,7 @@ class Repository:
 async def load(service: Service, repository: Repository, name: str, parameters: Mapping[str, object]) -> None:
     """Load it, and wait until it is ready and known here. Raises as `Repository.load` does, and NoReplica, PeerLost."""
     await repository.load(name, await service.models(service.clock.now_ms()), parameters)
-    await service.until_ready(name, LIMIT_MS)
+    await service.until_ready(name, READY_LIMIT_MS)
 
 
 async def unload(service: Service, repository: Repository, name: str) -> None:

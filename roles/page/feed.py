@@ -62,9 +62,13 @@ class Feed:
         self._trouble = reason
 
     def answer(self, after: int, served: str, now_ms: float) -> bytes:
-        """For a reader that has the frames up to `after` of the page that called itself `served`; JSON."""
+        """For a reader that has the frames up to `after` of the page that called itself `served`; JSON.
+
+        `served` is empty where the reader does not say: it has none yet, or its script is of a version that did not know it.
+        """
         frames, state = self._frames, self._state
-        if served != self._served:
+        is_of_this_page = served == self._served if served else after <= self._newest
+        if not is_of_this_page:
             after = 0
         wanted: list[bytes] = []
         size = 0

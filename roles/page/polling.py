@@ -91,8 +91,8 @@ class Looks:
                     server=SCHEDULER,
                     keyring=self._keyring,
                 )
-            except PeerLost:  # it was there a moment ago: the next look tells
-                break
+            except PeerLost:  # it was there a moment ago. The next look tells all of them: those before `found` are not known yet
+                return after, [], self._clock.now_ms()
             if not answer.batches:
                 return newest, found, float("-inf")
             newest = max(newest, answer.batches[0].number)
@@ -100,7 +100,7 @@ class Looks:
             before = answer.batches[-1].number
             if before == after + 1:
                 return newest, found, float("-inf")
-        return newest, found, found[-1].ended_at_ms if found else self._clock.now_ms()
+        return newest, found, found[-1].ended_at_ms
 
     def _requests(self, process: ProcessReport, after: int) -> tuple[int, list[RequestSeen]]:
         """The newest number, and those after that one."""

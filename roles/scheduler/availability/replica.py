@@ -195,7 +195,7 @@ class SchedulerReplica:
         self._tell_again_at_ms = NEVER_MS
         """When standbys are told again what they did not take."""
         self._asked: set[tuple[PeerId, int]] = set()
-        """Changes that the core was asked for and has not answered, of operators who are still there."""
+        """Changes that the core was asked for and has not answered. Who was lost may have been stopped, and waits for the answer."""
         self._gathering: _Gathering | None = None
         self._began_ms = NEVER_MS
         """The first event's moment."""
@@ -437,7 +437,6 @@ class SchedulerReplica:
         hello = self._frontends.pop(peer, None) or self._silent.pop(peer, None)
         if hello is not None and event.reason != CLOSED and len(self._silent) < FRONTENDS_MAX:
             self._silent[peer] = hello
-        self._asked = {asked for asked in self._asked if asked[0] != peer}
         self._leaving.discard(peer)
         self._early.forget(peer)
         if event.reason == CLOSED:

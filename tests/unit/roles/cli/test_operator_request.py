@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -33,7 +34,7 @@ from fabric.messages import (
 )
 from fabric.sockets import DealerLink
 from roles.runtime.core import SCHEDULER
-from roles.runtime.operator_request import NotAnswered, ask_change
+from roles.runtime.operator_request import SILENCE_MAX_MS, NotAnswered, ask_change
 from tests.scarcity import no_descriptors
 
 A = ModelId("a")
@@ -73,13 +74,16 @@ def test_whether_a_change_was_made_is_in_doubt_only_of_a_change(
 
 
 class _AtWork:
-    """A scheduler that answers each ping at once, and what it was asked after `work_ms`."""
+    """A scheduler that answers each ping within a turn, and what it was asked after `work_ms`.
+
+    `stopped_in`: where its host is stopped for 10 s, once.
+    """
 
     refusal = ""
-    has_more = True
 
-    def __init__(self, clock: VirtualClock, work_ms: float) -> None:
-        self._clock, self._done_at_ms, self._answers = clock, work_ms, list[Changed | Pong]()
+    def __init__(self, clock: VirtualClock, work_ms: float, stopped_in: str = "") -> None:
+        self._clock, self._done_at_ms, self._stopped_in = clock, work_ms, stopped_in
+        self._answers, self._under_way = list[Changed | Pong](), list[Changed | Pong]()
 
     def send(self, peer: PeerId, message: AnyMessage) -> bool:
         if isinstance(message, Ping):
@@ -90,11 +94,22 @@ class _AtWork:
         self._clock.advance(self._clock.now_ms() + 400.0)
         if self._clock.now_ms() >= self._done_at_ms:
             self._answers.append(Changed(1, "ok"))
-        said, self._answers = self._answers, []
+        said, self._under_way, self._answers = self._under_way, self._answers, []
         return [Received(SCHEDULER, one) for one in said]
 
     def take_lost(self) -> bool:
+        self._may_be_stopped("turn")
         return False
+
+    @property
+    def has_more(self) -> bool:
+        self._may_be_stopped("wait")
+        return True
+
+    def _may_be_stopped(self, where: str) -> None:
+        if where == self._stopped_in and self._clock.now_ms() > 2_000.0:
+            self._stopped_in = ""
+            self._clock.advance(self._clock.now_ms() + 10_000.0)
 
     def fileno(self) -> int:
         return 0
@@ -109,6 +124,34 @@ def test_a_scheduler_that_is_at_work_is_waited_for(monkeypatch: pytest.MonkeyPat
     link = _AtWork(clock, 6 * 3_600_000.0)
     monkeypatch.setattr(DealerLink, "connect", lambda *_, **__: link)
     assert ask_change(["ipc://there"], ModelsAdd(1, "[]"), clock=clock).status == "ok"
+
+
+@pytest.mark.parametrize("where", ["turn", "wait"])
+@pytest.mark.parametrize(
+    "request_", [ModelsAdd(1, "[]"), SectionAsked(1, A)], ids=lambda one: type(one).__name__
+)
+def test_a_command_that_was_stopped_itself_judges_nobody(
+    monkeypatch: pytest.MonkeyPatch, where: str, request_: PlanRequest
+) -> None:
+    """Suspended, or frozen with its container: what was said meanwhile is read a moment later, and nobody may have been asked."""
+    clock = VirtualClock(0.0)
+    link = _AtWork(clock, 14_000.0, where)
+    monkeypatch.setattr(DealerLink, "connect", lambda *_, **__: link)
+    assert ask_change(["ipc://there"], request_, clock=clock).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "question", [SectionAsked(1, A), RoleDrainDryRun(1, "frontend-0")], ids=lambda one: type(one).__name__
+)
+def test_a_question_that_needs_no_plan_and_that_nobody_there_knows_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch, question: PlanRequest | RoleRequest
+) -> None:
+    clock = VirtualClock(0.0)
+    link = _AtWork(clock, math.inf)
+    monkeypatch.setattr(DealerLink, "connect", lambda *_, **__: link)
+    with pytest.raises(NotAnswered):
+        ask_change(["ipc://there"], question, clock=clock)
+    assert SILENCE_MAX_MS < clock.now_ms() < 10_000.0, "later than who is gone is told as that"
 
 
 def test_where_no_descriptor_is_left_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fabric.errors import InvalidInput, Overloaded, PeerLost
+from fabric.messages import Changed, PlanChange, StatusListed
 from roles.gateway.repository import Repository
-from roles.runtime.running_cluster import active_schedulers
+from roles.runtime.running_cluster import ActiveScheduler, active_schedulers
 
 
 @dataclass
@@ -65,6 +66,26 @@ def test_the_gateways_end_does_not_wait_for_a_model_that_loads(slow: SlowCluster
     slow.may_end.set()
     thread.join(60)
     assert not thread.is_alive(), "and its answer goes nowhere, without a word"
+
+
+def test_a_change_is_waited_for_as_long_as_the_scheduler_is_at_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A plan has 50 s and more, a move 300 s for each model that a slice loads."""
+    status = StatusListed("scheduler-0", 7, (), (), {})
+    schedulers = {0: ActiveScheduler(("ipc://there",), status)}
+    limits_ms: list[float | None] = []
+
+    def ask_change(_: object, change: PlanChange, *, limit_ms: float | None = None) -> Changed:
+        limits_ms.append(limit_ms)
+        return Changed(change.request_no, "ok")
+
+    monkeypatch.setattr("roles.gateway.repository.active_schedulers", lambda _: schedulers)
+    monkeypatch.setattr("roles.gateway.repository.ask_change", ask_change)
+    repository = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
+    asyncio.run(repository.load("m", (), {}))
+    asyncio.run(repository.unload("m", ("m",)))
+    assert limits_ms == [None, None], "its own default: two days, or 5 s of silence"
 
 
 @pytest.mark.parametrize(

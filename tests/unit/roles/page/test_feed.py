@@ -86,6 +86,20 @@ def test_a_page_that_is_served_anew_gives_an_old_reader_all_it_has() -> None:
         assert answer["served"] != served
 
 
+def test_a_script_that_does_not_say_of_which_page_it_asks_gets_each_frame_once() -> None:
+    """It is of a version before, on a page that stayed open across an upgrade."""
+    feed = Feed()
+    for at_ms in (1_000.0, 2_000.0, 3_000.0):
+        feed.look(Stage().look(at_ms))
+
+    def asked(after: int) -> list[int]:
+        return [frame["seq"] for frame in json.loads(feed.answer(after, "", 0.0))["frames"]]
+
+    assert asked(700) == [1, 2, 3], "of the server before this one"
+    assert asked(2) == [3]
+    assert asked(3) == []
+
+
 def test_hours_of_looking_keep_no_more_than_a_minute() -> None:
     feed, stage = Feed(), Stage()
     sizes = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from roles.page.snapshot import Look
 from roles.runtime.live_figures import LiveFigures
 from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, ProcessReport
 from roles.scheduler.dispatch import recorder
-from roles.scheduler.dispatch.recorder import BatchRecorder
+from roles.scheduler.dispatch.recorder import RECORDS_MAX, BatchRecorder
 
 NOW_MS = 100_000.0
 MODEL = ModelId("m")
@@ -39,6 +40,8 @@ class Cluster:
         self.active = {0: ("scheduler-0", 1)}
         """By shard: who schedules it, and in which epoch."""
         self.silent: set[str] = set()
+        self.answers: float = math.inf
+        """That it still gives to questions for batches."""
         self.incarnation = "first"
         self.requests = 0
         self.batches = 0
@@ -101,6 +104,9 @@ class Cluster:
             numbers = range(self.requests, asked.after, -1)
             return RequestsRemembered(tuple(map(self._request, numbers)))
         assert kind is BatchesRemembered
+        if not self.answers:
+            raise PeerLost("nobody answers")
+        self.answers -= 1
         shard = next(shard for shard, (role_id, _) in self.active.items() if role_id == addresses[0])
         return self.recorders[shard].remembered(asked, NOW_MS)
 
@@ -184,3 +190,15 @@ def test_who_is_silent_while_it_is_asked_for_its_records_tells_nothing_twice(
     cluster.silent = set()
     cluster.runs(2)
     assert cluster.look() == [21, 22]
+
+
+def test_batches_between_what_was_told_and_where_a_scheduler_fell_silent_are_told_later(
+    cluster: Cluster,
+) -> None:
+    cluster.runs(3)
+    cluster.look()
+    cluster.runs(2 * RECORDS_MAX)
+    cluster.answers = 1
+    assert cluster.look() == []
+    cluster.answers = math.inf
+    assert cluster.look() == [*range(4, 2 * RECORDS_MAX + 4)]

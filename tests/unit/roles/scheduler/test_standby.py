@@ -281,6 +281,20 @@ def test_an_operator_hears_that_the_scheduler_which_took_the_change_is_active_no
     assert LeaseLapsed() not in stage.hear(operator, Ping(2))
 
 
+@pytest.mark.parametrize("reason", [SILENT, CLOSED])
+def test_an_operator_who_was_lost_meanwhile_hears_that_too(reason: str) -> None:
+    """One that was stopped for a moment waits on. So does one whose connection was begun anew."""
+    stage = Stage()
+    stage.take_over()
+    operator = PeerId("operator/bbbbbbbb")
+    stage.hear(operator, DrainAsked(7, NodeId("a")))
+    stage.replica.handle(Lost(operator, reason), stage.now_ms)
+    stage.now_ms += 10 * HELD_MS
+    ((peer, answer),) = told(stage.hear(operator, Ping(1)), Changed)
+    assert isinstance(answer, Changed)
+    assert (peer, answer.request_no, answer.code) == (operator, 7, NOT_ACTIVE)
+
+
 def test_changes_that_others_than_operators_ask_for_take_nobody_s_place_among_those_that_hear_of_it() -> None:
     """They are refused, and not answered."""
     stage = Stage()
