@@ -6,10 +6,12 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.peers.catalog import CASES, PEERS
 from benchmarks.peers.closed_loop import Closed, closed_loops
+from benchmarks.peers.cpu_cost import CpuCost, cpu_costs
 from benchmarks.peers.install import install, is_installed
 from benchmarks.peers.measure import Effort, Measured, our_contenders, peer_contender
 from benchmarks.peers.run import as_json, compare, read_tuned
@@ -23,7 +25,10 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the peers' environments")
     parser.add_argument("--peers", nargs="+", choices=sorted(PEERS), default=list(PEERS), metavar="PEER")
     parser.add_argument("--cases", type=int, nargs="+", choices=range(1, len(CASES) + 1), help=_cases())
-    parser.add_argument("--without-ours", action="store_true")
+    ours = {
+        contender.name.removeprefix("ours (").removesuffix(")"): contender for contender in our_contenders()
+    }
+    parser.add_argument("--ours", nargs="*", choices=list(ours), default=list(ours), metavar="HOW")
     parser.add_argument("--warmup", type=float, default=1.5, help="s, before each window")
     parser.add_argument("--window", type=float, default=8.0, help="s of each load that count")
     parser.add_argument("--precision", type=float, default=0.02, help="of a rate, as a part of it")
@@ -31,6 +36,9 @@ def main() -> None:
     parser.add_argument("--tuned", type=Path, help="an earlier --json: take its settings, do not search them")
     parser.add_argument(
         "--closed", type=int, metavar="N", help="instead: requests/s with so many under way all the time"
+    )
+    parser.add_argument(
+        "--cpu", type=float, nargs="+", metavar="RPS", help="instead: CPU a request at such rates, ascending"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("command", nargs="?", choices=["install", "measure"], default="measure")
@@ -42,7 +50,7 @@ def main() -> None:
         return
     effort = Effort(options.warmup, options.window, options.precision, tuple(range(1, options.repeat + 1)))
     print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores; {effort.window_s:g} s windows")
-    contenders = [] if options.without_ours else our_contenders()
+    contenders = [ours[how] for how in options.ours]
     for peer in peers:
         if is_installed(peer, options.directory):
             contenders.append(peer_contender(peer, options.directory))
@@ -51,17 +59,17 @@ def main() -> None:
                 f"{peer.name}: skipped, not installed (python -m benchmarks.peers install --peers {peer.name})"
             )
     cases = CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
-    measured: list[Measured] = []
-    closed: list[Closed] = []
-    if options.closed is not None:
-        for found in closed_loops(contenders, cases, effort, options.closed):
-            closed.append(found)
-            _write(options.json, as_json(measured, closed, effort))
-        return
-    tuned = read_tuned(options.tuned) if options.tuned else {}
-    for one in compare(contenders, cases, effort, tuned):
-        measured.append(one)
-        _write(options.json, as_json(measured, closed, effort))
+    found: list[Measured | Closed | CpuCost] = []
+    if options.cpu is not None:
+        measurement: Iterator[Measured | Closed | CpuCost] = cpu_costs(contenders, options.cpu, effort)
+    elif options.closed is not None:
+        measurement = closed_loops(contenders, cases, effort, options.closed)
+    else:
+        tuned = read_tuned(options.tuned) if options.tuned else {}
+        measurement = compare(contenders, cases, effort, tuned)
+    for one in measurement:
+        found.append(one)
+        _write(options.json, as_json(found, effort))
 
 
 def _write(file: Path | None, text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.foreseen.asked import Asked
 from benchmarks.foreseen.highest import may_be_served
-from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, Case
+from benchmarks.peers.catalog import MAX_BATCH, Case
 from benchmarks.peers.search import highest_good_rps
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED
@@ -25,7 +25,12 @@ def foreseen_rps(case: Case, seeds: Sequence[int]) -> float:
         source = ArrivalSource(ModelId(model), "poisson", ((0.0, rate_rps / case.models),))
         at_ms = source.arrivals(seed, _ARRIVALS_MS)
         return Asked(
-            at_ms, case.slo_ms, ALPHA_MS, BETA_MS, MAX_BATCH, math.floor(BAD_RATE_ALLOWED * at_ms.size)
+            at_ms,
+            case.slo_ms,
+            case.alpha_ms,
+            case.beta_ms,
+            MAX_BATCH,
+            math.floor(BAD_RATE_ALLOWED * at_ms.size),
         )
 
     def highest_rps(seed: int) -> float:

@@ -28,11 +28,13 @@ DEBIAN_PYTHON = "/usr/bin/python3"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is served, and how fast: `models` of equal rates on `devices`."""
+    """What is served, and how fast: `models` of equal rates on `devices`, where a batch of b takes beta + alpha * b ms."""
 
     devices: int
     models: int
     slo_ms: float
+    alpha_ms: float = ALPHA_MS
+    beta_ms: float = BETA_MS
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class Case:
     @property
     def bound_rps(self) -> float:
         """No server carries more: every device runs the largest batch all the time."""
-        return self.devices * 1000 * MAX_BATCH / (ALPHA_MS * MAX_BATCH + BETA_MS)
+        return self.devices * 1000 * MAX_BATCH / (self.alpha_ms * MAX_BATCH + self.beta_ms)
 
 
 CASES = (Case(1, 1, 25.0), Case(1, 1, 50.0), Case(4, 1, 25.0), Case(4, 4, 25.0))

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.peers.bound import foreseen_rps
 from benchmarks.peers.catalog import Case
 from benchmarks.peers.closed_loop import Closed
+from benchmarks.peers.cpu_cost import CpuCost
 from benchmarks.peers.measure import Contender, Effort, Measured, Measurement
 from benchmarks.peers.sender import Sender
 
@@ -78,7 +79,7 @@ def is_ours(measured: Measured) -> bool:
     return measured.contender.startswith("ours")
 
 
-def as_json(measured: Sequence[Measured], closed: Sequence[Closed], effort: Effort) -> str:
+def as_json(found: Sequence[Measured | Closed | CpuCost], effort: Effort) -> str:
     """Everything, for the record, and for `read_tuned`."""
     return json.dumps(
         {
@@ -86,9 +87,11 @@ def as_json(measured: Sequence[Measured], closed: Sequence[Closed], effort: Effo
             "effort": asdict(effort),
             "results": [
                 {**asdict(one), "case_name": one.case.name, "goodput_rps": one.goodput_rps}
-                for one in measured
+                for one in found
+                if isinstance(one, Measured)
             ],
-            "closed": [asdict(one) for one in closed],
+            "closed": [asdict(one) for one in found if isinstance(one, Closed)],
+            "cpu": [asdict(one) for one in found if isinstance(one, CpuCost)],
         },
         indent=1,
     )

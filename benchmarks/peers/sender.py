@@ -143,6 +143,12 @@ class Sender:
         self._process.join(5.0)
         self._pipe.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None, "entered, so started"
+        return self._process.pid
+
     def send(self, load: Load) -> Verdict:
         """Play one load to its end. Raises PeerLost where nobody answers, FabricError where the sender fails."""
         self._pipe.send(load)

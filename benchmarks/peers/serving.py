@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.peers.catalog import ALPHA_MS, BETA_MS, MAX_BATCH, PEERS, Case, Peer, Setting
+from benchmarks.peers.catalog import MAX_BATCH, PEERS, Case, Peer, Setting
 from benchmarks.peers.sender import SdkTarget
 from fabric.errors import FabricError
 from roles.benchmark.http_connections import HttpTarget
@@ -43,7 +43,7 @@ def our_gateway(batching: str, case: Case) -> Iterator[HttpTarget]:
 
 @contextmanager
 def _cluster(batching: str, case: Case, more: str) -> Iterator[TemporaryCluster]:
-    profile = f"{{alpha_ms: {ALPHA_MS}, beta_ms: {BETA_MS}, max_batch: {MAX_BATCH}}}"
+    profile = f"{{alpha_ms: {case.alpha_ms}, beta_ms: {case.beta_ms}, max_batch: {MAX_BATCH}}}"
     models = "".join(
         f" - {{name: {name}, slo_ms: {case.slo_ms:g}, profile: {profile}}}\n" for name in case.model_names
     )
@@ -70,7 +70,9 @@ def peer_servers(peer: Peer, python: Path, setting: Setting, case: Case) -> Iter
         ports = _free_ports(2 * len(groups))
         started = []
         for (models, devices), port, port_2 in zip(groups, ports[::2], ports[1::2], strict=True):
-            started.append(stack.enter_context(_server(peer, python, setting, models, devices, port, port_2)))
+            started.append(
+                stack.enter_context(_server(peer, python, setting, case, models, devices, port, port_2))
+            )
             for model in models:
                 requests[model].append((port, peer.request(port, model)))
         for server in started:
@@ -97,7 +99,14 @@ class _Started:
 
 @contextmanager
 def _server(
-    peer: Peer, python: Path, setting: Setting, models: Sequence[str], devices: int, port: int, port_2: int
+    peer: Peer,
+    python: Path,
+    setting: Setting,
+    case: Case,
+    models: Sequence[str],
+    devices: int,
+    port: int,
+    port_2: int,
 ) -> Iterator[_Started]:
     with tempfile.TemporaryDirectory(prefix=f"{peer.name}-") as directory:
         told = {
@@ -107,8 +116,8 @@ def _server(
             "port_2": port_2,
             "max_batch": setting.max_batch,
             "wait_ms": setting.wait_ms,
-            "alpha_ms": ALPHA_MS,
-            "beta_ms": BETA_MS,
+            "alpha_ms": case.alpha_ms,
+            "beta_ms": case.beta_ms,
             "directory": directory,
             **setting.extra,
         }
