@@ -23,7 +23,6 @@ from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed
 from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
 
-
 @click.command()
 @click.option(
     "--rolling",

@@ -196,7 +196,7 @@ def test_a_node_is_unknown_only_where_the_active_schedulers_of_all_shards_say_so
     known = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU, head), g2=of_both)
     assert known.ask_to_drain("g2") == UNKNOWN_GPU
     found = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU, head), g2=Told(of_shard_1))
-    with pytest.raises(FabricError, match="shard 1 answers|it is down"):
+    with pytest.raises(FabricError, match=r"shard 1 answers|it is down"):
         found.ask_to_drain("g2")
     unreached = cluster_of(sharded(stage), head=Told(UNKNOWN_GPU, head), g2=Told({}))
     unreached.silent = frozenset({"g2"})
