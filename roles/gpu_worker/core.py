@@ -596,6 +596,8 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.started_as(event.batch_id, now_ms)
         actions = self._runs.end_expired(slice_, batch, event.reason)
+        if batch.is_preempted:  # its requests are granted again: nobody waits for an answer of this one
+            return self._run_apart(slice_, batch, now_ms)
         return actions + self._advance(slice_, now_ms) + self._end_if_stopped(now_ms)
 
     def _run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:

@@ -94,6 +94,7 @@ class Runs:
             return self.run_apart(slice_, batch, now_ms)
         if is_stopping:
             slice_.queue.end(batch)
+            self.go_on(slice_, batch, now_ms)
             return self.end_unlaunched(batch)
         slice_.queue.put_back(batch)
         return []
@@ -101,11 +102,15 @@ class Runs:
     def run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
         """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
 
-        Rows whose loosest deadline another run would miss are not run. When nothing is left the batch ends.
+        Rows whose loosest deadline another run would miss are not run. When nothing is left the batch ends, and at once
+        where the scheduler has granted its requests again.
         """
         actions: list[WorkerAction] = []
         while batch.rest:
             batch.rows = batch.rest.pop(0)
+        if batch.is_preempted:
+            slice_.queue.end(batch)
+            return self.end_preempted(batch)
             if now_ms < _expires_at_ms(slice_, batch):
                 self._counters["runs_apart"] += 1
                 slice_.queue.begin_again(batch)
