@@ -21,7 +21,7 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
-from profiles.profilers.memory import is_out_of_memory
+from profiles.profilers.memory import empty_cache, is_out_of_memory
 from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
@@ -209,13 +209,14 @@ class DeviceReplica:
                 self.no_memory_for = size
                 self._piece_max = sizes[-1]
                 self.buckets.forget_above(sizes[-1])
-                torch.cuda.empty_cache()
+                empty_cache()
                 break
             if sizes and size_ms > slo_ms:
                 break
             sizes.append(size)
             took_ms.append(size_ms)
         return sizes, took_ms
+            if size == self.no_memory_for:  # and its error, which held what was computed, is gone
 
     def _warm_size(self, rows: Sequence[Mapping[str, Array]], slo_ms: float) -> Generator[None, None, float]:
         self.run(rows)  # eagerly, before it is captured: kernels are chosen and memory is found on the way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 from collections.abc import Iterator, MutableMapping
@@ -14,7 +13,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError, error_text
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
-from profiles.profilers.memory import is_out_of_memory
+from profiles.profilers.memory import empty_cache, is_out_of_device_memory, is_out_of_memory
 from roles.gpu_worker.executors.base import Job, JobRan, Part
 from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
@@ -127,9 +126,8 @@ class TorchDevice:
         if isinstance(error, LoaderError | ConfigError | RankFailed):
             return str(error)
         text = error_text(error)
-        if isinstance(error, torch.OutOfMemoryError):
-            with contextlib.suppress(RuntimeError):  # of a context that is broken too, which is asked next
-                torch.cuda.empty_cache()
+        if is_out_of_device_memory(error):
+            empty_cache()
             return f"out of memory on the device ({text})"
         if is_out_of_memory(error):
             return f"out of memory on the host ({text})"

@@ -18,7 +18,7 @@ from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
-from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
+from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph, end_failed_capture
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
 from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
@@ -237,6 +237,27 @@ def test_a_capture_that_fails_late_leaves_no_graph_and_a_table_of_eager_times() 
 
 
 def test_no_memory_for_a_capture_is_no_memory() -> None:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_torchs_allocator_hears_once_that_a_capture_which_failed_is_over(
+    monkeypatch: pytest.MonkeyPatch, *, is_over: bool
+) -> None:
+    """Where torch itself has told it, the first call is refused, and the pool is not this capture's any more."""
+    calls: list[tuple[str, int, tuple[int, int]]] = []
+
+    def end(gpu: int, pool: tuple[int, int]) -> None:
+        calls.append(("end", gpu, pool))
+        if is_over:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    def release(gpu: int, pool: tuple[int, int]) -> None:
+        calls.append(("release", gpu, pool))
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    end_failed_capture(1, (0, 7))
+    assert calls == [("end", 1, (0, 7)), ("release", 1, (0, 7))][: 1 if is_over else 2]
+
+
     def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -316,7 +337,11 @@ def raises(error: BaseException) -> Callable[[], None]:
         raises(MemoryError()),
         raises(torch.OutOfMemoryError("CUDA out of memory")),
     ],
-    ids=["torch", "host", "device"],
+        raises(RuntimeError("CUDA error: out of memory")),
+        raises(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        raises(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")),
+        raises(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")),
+    ids=["torch", "host", "device", "cuda", "cublas", "handle", "cudnn"],
 )
 def test_warming_up_ends_at_the_first_size_that_there_is_no_memory_for(
     lack: Callable[[], object], monkeypatch: pytest.MonkeyPatch
