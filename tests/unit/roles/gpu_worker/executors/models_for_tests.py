@@ -314,6 +314,15 @@ class WeightyInACircle(Weighty):
         self.itself = self
 
 
+class WeightyWhenTold(WeightyInACircle):
+    """The same; its load waits until `may_load` is set."""
+
+    def load(self, device: str) -> None:
+        """Make it, and wait."""
+        super().load(device)
+        assert may_load.wait(60)
+
+
 class TwoViews(Doubler):
     """Looks at each input twice; the mean of both is its answer."""
 
