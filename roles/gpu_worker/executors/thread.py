@@ -34,6 +34,7 @@ from roles.gpu_worker.executors.base import (
     RunAborted,
     RunFailed,
     Shrunk,
+    Warming,
     loaded,
 )
 from roles.runtime.loop.mailbox import Mailbox
@@ -112,6 +113,10 @@ class _SideLoad:
     steps: Iterator[ReplicaInfo | None] | None = None
     before: int = 0
     """How many loads had ended well when it began."""
+
+    def warming(self, *, is_over: bool = False) -> Warming:
+        """What the worker hears of its runs on the device's thread."""
+        return Warming(self.spec.slice_id, self.spec.models[0].model_id, is_over)
 
 
 class _Collect(Struct, frozen=True):
@@ -295,7 +300,9 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
             if not isinstance(work, _SideLoad):
                 return events
             self._end_load(work)
-            return events
+            # Of a device that broke in this step the worker shall know that it was in it.
+            is_broken = any(isinstance(event, DeviceBroken) for event in events)
+            return events if is_broken else [work.warming(is_over=True), *events]
         return []
 
     def _run(self, job: Job, device: BlockingDevice) -> ExecutorEvent:
@@ -315,11 +322,12 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         if load not in self._warming:
             self._warming.append(load)
         assert load.steps is not None, "it is loaded, and not over"
+        self.post(load.warming())
         replica = next(load.steps)
         if replica is None:
-            return []
+            return [load.warming(is_over=True)]
         self._end_load(load, is_good=True)
-        return [ModelLoaded(load.spec.slice_id, load.number, replica)]
+        return [load.warming(is_over=True), ModelLoaded(load.spec.slice_id, load.number, replica)]
 
     def _end_load(self, load: _SideLoad, *, is_good: bool = False) -> None:
         load.is_over = True

@@ -25,6 +25,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     ModelLoaded,
+    Warming,
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
@@ -67,7 +68,7 @@ def next_event(executor: ThreadExecutor) -> ExecutorEvent:
     while True:
         assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
         for event in executor.take(1, 0.0):
-            if not isinstance(event, LoadBegins):
+            if not isinstance(event, LoadBegins | Warming):
                 return event
 
 
@@ -239,6 +240,22 @@ def test_the_memory_of_a_slices_model_that_cannot_be_loaded_is_given_back() -> N
     with serving("WeightyAndWrong", "Doubler"):
         (weight,) = models_for_tests.Weighty.made
         assert weight() is None
+
+
+@pytest.mark.parametrize(("name", "is_good"), [("Echo", True), ("OutOfSteps", False)])
+def test_the_worker_hears_when_the_device_warms_a_model_up(name: str, *, is_good: bool) -> None:
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting(name), 1)
+        heard: list[ExecutorEvent] = []
+        while not heard or not isinstance(heard[-1], ModelLoaded):
+            assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
+            heard += executor.take(10, 0.0)
+        *steps, ready = heard
+        assert isinstance(ready, ModelLoaded)
+        assert (ready.replica is not None) == is_good
+        begun, over = (Warming(SLICE, ModelId(name), is_over) for is_over in (False, True))
+        assert steps == [begun, over] * (len(steps) // 2)
+        assert len(steps) >= 2
 
 
 def test_what_is_there_is_put_out_of_the_collectors_sight_when_a_model_is_loaded_not_when_that_failed() -> (
