@@ -219,10 +219,12 @@ class BatchQueue:
     def go_on(self, failed: Batch, now_ms: float) -> Batch | None:
         """A run of that batch is over, though more of it is to run; what the device has begun by itself, if it had anything."""
         began = self.ahead
-        if failed is not self.running or began is None:
+        if failed is not self.running or (began is None and not self._behind):
             return None
         self._behind.append(failed)
         self.running = None
+        if began is None:
+            return self.next_behind()
         self.start(began, now_ms)
         return began
 

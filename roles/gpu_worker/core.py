@@ -85,11 +85,12 @@ from roles.gpu_worker.executors.base import (
     RunExpired,
     RunFailed,
     Shrunk,
+    Warming,
 )
 from roles.gpu_worker.model_changes import ModelChanges
 from roles.gpu_worker.peer_checks import AGENT, WorkerPeerChecks
 from roles.gpu_worker.registration import Registration, WorkerIdentity
-from roles.gpu_worker.running_batches import Runs
+from roles.gpu_worker.running_batches import WARMING_MS, Runs
 from roles.gpu_worker.slices import HostedSlice, HostedState, HostedTransition
 from roles.runtime.core import SCHEDULER, Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_HUNG
@@ -199,8 +200,11 @@ class WorkerCore:
                 return self._load_failed(event)
             case ModelLoaded():
                 return self._changes.loaded(event, now_ms)
+            case Warming(slice_id, model_id, is_over):
+                self._runs.warming = None if is_over else (slice_id, model_id)
+                return []
             case DeviceBroken():
-                return self._break(event.reason, now_ms)
+                return self._break(event.reason, now_ms, guilty=self._runs.warming)
             case RunAborted():
                 return self._aborted(event, now_ms)
             case StopAsked():
@@ -390,9 +394,9 @@ class WorkerCore:
         reason: str,
         now_ms: float,
         exit_code: int = EXIT_FAILURE,
-        hung: tuple[SliceId, ModelId] | None = None,
+        guilty: tuple[SliceId, ModelId] | None = None,
     ) -> list[WorkerAction]:
-        """The device is gone: answer for everything, tell the agent, end."""
+        """The device is gone: answer for everything, tell the agent, end. `guilty`: whose doing it was, where that is known."""
         actions = self._return_early(math.inf, _ENDS)
         for slice_ in self._slices.values():
             slice_.go_on(HostedTransition.BROKEN)
@@ -400,13 +404,14 @@ class WorkerCore:
             loading = slice_.loading
             for batch in slice_.queue.started:
                 loading = None  # what loads beside a batch need not be what broke the device
-                actions += self._runs.end_broken(slice_, batch, reason)
+                is_innocent = guilty is not None and guilty != (slice_.spec.slice_id, batch.run.model_id)
+                actions += self._runs.end_broken(slice_, batch, reason, is_innocent=is_innocent)
             for batch in slice_.queue.take_waiting():
                 actions += self._runs.end_unlaunched(batch)
             actions += self._runs.end_with_process(slice_, now_ms)
             slice_id = slice_.spec.slice_id
-            guilty = hung[1] if hung is not None and hung[0] == slice_id else loading
-            failed = SliceFailed(slice_id, self._identity.incarnation, reason, guilty or NO_MODEL)
+            model_id = guilty[1] if guilty is not None and guilty[0] == slice_id else loading
+            failed = SliceFailed(slice_id, self._identity.incarnation, reason, model_id or NO_MODEL)
             actions.append(Send(AGENT, failed))
         return [*actions, self._end(exit_code, reason)]
 
@@ -536,9 +541,13 @@ class WorkerCore:
         """Nothing runs on this device any more: as if it were broken, but the agent hears whose doing it is."""
         model_id = batch.run.model_id
         limit_ms = slice_.run_limit_ms(model_id, len(batch.rows))
-        reason = f"model {model_id!r} hung: a batch of {len(batch.rows)} did not end within {limit_ms:.0f} ms"
+        what = f"a batch of {len(batch.rows)} did not end within {limit_ms:.0f} ms"
+        guilty = self._runs.warming or (slice_.spec.slice_id, model_id)
+        if self._runs.warming is not None:
+            limit_ms += WARMING_MS
+            what = f"a run that warms it up kept a batch of {model_id!r} from ending within {limit_ms:.0f} ms"
         self.counters["runs_hung"] += 1
-        return self._break(reason, now_ms, EXIT_HUNG, (slice_.spec.slice_id, model_id))
+        return self._break(f"model {guilty[1]!r} hung: {what}", now_ms, EXIT_HUNG, guilty)
 
     def _look_ahead(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
         """Set the slice's alarm, and let go what nobody wants any more."""
@@ -587,6 +596,8 @@ class WorkerCore:
         slice_ = self._slices[event.slice_id]
         batch = slice_.queue.started_as(event.batch_id, now_ms)
         self._runs.go_on(slice_, batch, now_ms)
+        if batch.is_preempted:  # its requests are granted again: nobody waits for an answer of this one
+            return self._run_apart(slice_, batch, now_ms)
         if len(batch.rows) > 1 and slice_.is_idempotent(batch.run.model_id):
             batch.halve(event.reason)
             return self._run_apart(slice_, batch, now_ms)

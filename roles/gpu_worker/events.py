@@ -23,6 +23,7 @@ from roles.gpu_worker.executors.base import (
     RunExpired,
     RunFailed,
     Shrunk,
+    Warming,
 )
 from roles.runtime.core import NO_PAYLOAD, Handle, Heard, Lost, Send, Tick
 from roles.runtime.process_events import StopAsked
@@ -82,6 +83,7 @@ WorkerEvent = (
     | Loaded
     | LoadFailed
     | ModelLoaded
+    | Warming
     | RunFailed
     | RunExpired
     | Shrunk

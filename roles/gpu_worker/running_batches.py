@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from typing import Final
 
+from fabric.ids import ModelId, SliceId
 from fabric.messages import Inputs
 from roles.gpu_worker.answers import answer_failure, done_of, preempted, release, return_batch, unlaunched
 from roles.gpu_worker.batches import Batch
@@ -23,6 +24,8 @@ class Runs:
     """Of all slices of a worker. Counts in the core's own `counters`."""
 
     def __init__(self, counters: Counter[str]) -> None:
+        self.warming: tuple[SliceId, ModelId] | None = None
+        """What the device warms up at this moment: no batch runs."""
         self._counters = counters
 
     def fit(self, batch: Batch, inputs: Inputs, payload: Handle, now_ms: float) -> list[WorkerAction]:
@@ -91,6 +94,7 @@ class Runs:
             return self.end_preempted(batch)
         if batch.failure:
             batch.rest.insert(0, batch.rows)
+            self.go_on(slice_, batch, now_ms)
             return self.run_apart(slice_, batch, now_ms)
         if is_stopping:
             slice_.queue.end(batch)
@@ -101,8 +105,12 @@ class Runs:
     def run_apart(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> list[WorkerAction]:
         """Run what is left of a batch on which the model raised, so that only the request it raises on fails.
 
-        Rows whose loosest deadline another run would miss are not run. When nothing is left the batch ends.
+        Rows whose loosest deadline another run would miss are not run. When nothing is left the batch ends, and at once
+        where the scheduler has granted its requests again.
         """
+        if batch.is_preempted:
+            slice_.queue.end(batch)
+            return self.end_preempted(batch)
         actions: list[WorkerAction] = []
         while batch.rest:
             batch.rows = batch.rest.pop(0)
@@ -126,12 +134,15 @@ class Runs:
     def expect(self, slice_: HostedSlice, batch: Batch, now_ms: float) -> None:
         """What runs ends within its limit from now on, or has hung."""
         limit_ms = slice_.run_limit_ms(batch.run.model_id, len(batch.rows))
-        batch.overdue_at_ms = now_ms + limit_ms + (WARMING_MS if slice_.side_load is not None else 0.0)
+        may_warm = slice_.side_load is not None or self.warming is not None
+        batch.overdue_at_ms = now_ms + limit_ms + (WARMING_MS if may_warm else 0.0)
 
-    def end_broken(self, slice_: HostedSlice, batch: Batch, reason: str) -> list[WorkerAction]:
+    def end_broken(
+        self, slice_: HostedSlice, batch: Batch, reason: str, *, is_innocent: bool
+    ) -> list[WorkerAction]:
         """What runs, and what was still to run apart, never will. Of several requests nobody knows whose doing it was."""
         actions: list[WorkerAction] = []
-        code = "Internal" if len(batch.rows) == 1 else "WorkerLost"
+        code = "Internal" if len(batch.rows) == 1 and not is_innocent else "WorkerLost"
         for rows in (batch.rows, *batch.rest):
             batch.rows = rows
             actions += answer_failure(batch, code, reason)

@@ -146,9 +146,12 @@ class HostedSlice:
         return self.tried[model_id].is_idempotent
 
     def exec_ms(self, model_id: ModelId, batch_size: int) -> float:
-        """l(b) of a model that is loaded here; of a batch over its largest, the largest's."""
+        """l(b) of a model that is loaded here; a batch over its largest, granted before it shrank, runs in pieces."""
         times = self.replicas[model_id].exec_ms
-        return times[min(batch_size, len(times)) - 1] if times else 0.0
+        if not times:
+            return 0.0
+        whole, rest = divmod(batch_size, len(times))
+        return whole * times[-1] + (times[rest - 1] if rest else 0.0)
 
     def hosts(self, model_id: ModelId) -> bool:
         """Whether batches of the model may be granted."""

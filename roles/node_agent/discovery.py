@@ -86,6 +86,18 @@ class Nvml:
         """How many GPUs the driver shows."""
         return int(self._asked(self._pynvml.nvmlDeviceGetCount))
 
+    def number_of(self, uid: str) -> int:
+        """Of the GPU whose uid begins so. Raises NvmlUnavailable where there is none, or more than one."""
+        nvml = self._pynvml
+        uids = [
+            _text(self._asked(nvml.nvmlDeviceGetUUID, self._asked(nvml.nvmlDeviceGetHandleByIndex, gpu)))
+            for gpu in range(self.count())
+        ]
+        found = [gpu for gpu, one in enumerate(uids) if one.startswith(uid)]
+        if len(found) != 1:
+            raise NvmlUnavailable(f"{len(found)} GPUs here have a UUID that begins with {uid}")
+        return found[0]
+
     def describe(self, gpu: int, gpu_type: str) -> GpuInfo:
         """What the GPU is. Raises NvmlUnavailable where it does not answer."""
         nvml = self._pynvml

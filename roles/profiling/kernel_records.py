@@ -83,10 +83,7 @@ def records_of_works(
     left_out = 0
     for number, work in enumerate(works, start=1):
         try:
-            with measurer.memory():
-                batch = operator(work)
-                times_ms = measurer.run_times_ms(batch, FOR_MS)
-                trace = measurer.trace(batch) or {"traceEvents": []}
+            times_ms, trace = _measured(measurer, operator, work)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -98,6 +95,16 @@ def records_of_works(
         warn(f"left out: {left_out} operators that ran out of memory")
     copied = measurer.copy_bytes_per_ms()
     return gpu_of(records, trace, (copied or 0.0) / 1e6), records
+
+
+def _measured(
+    measurer: MeasuringKernels, operator: Callable[[Work], MeasuredBatch], work: Work
+) -> tuple[list[float], Mapping[str, Any]]:
+    """In a frame of its own, so that nothing of one operator is held while the next one is made."""
+    with measurer.memory():
+        batch = operator(work)
+        times_ms = measurer.run_times_ms(batch, FOR_MS)
+        return times_ms, measurer.trace(batch) or {"traceEvents": []}
 
 
 def retrained_errors(gpu: GpuSpec, records: Sequence[KernelRecord]) -> dict[str, dict[str, float]]:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from fabric.errors import ConfigError
+from roles.node_agent.discovery import Nvml
+
 _CLOCK_SM = 1
 SAMPLE_EVERY_S = 0.05
 SETTLE_SAMPLES = 4  # NVML's power is a mean over the last moments: the first samples are of what was before
@@ -62,6 +65,22 @@ class Sensors:
             return call(self._handle, *arguments)
         except self._nvml.NVMLError:
             return None
+
+
+def nvml_number(gpu: int, visible: str | None) -> int:
+    """NVML's number of what CUDA calls `gpu` where it counts in the order of the bus. `visible`: CUDA_VISIBLE_DEVICES, None: not set.
+
+    Raises ConfigError where that cannot be told.
+    """
+    if visible is None:
+        return gpu
+    names = [name.strip() for name in visible.split(",")]
+    name = names[gpu] if gpu < len(names) else ""
+    if name.isdecimal():
+        return int(name)
+    if not name.startswith("GPU-"):
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={visible} names no GPU that would be cuda:{gpu}")
+    return Nvml.open().number_of(name)
 
 
 class Sampling:

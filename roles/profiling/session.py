@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fabric.errors import ProfileError
+from fabric.errors import ConfigError, FabricError, ProfileError
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from profiles.igniter.fit import (
     GROUP_SHARE_PERCENT,
@@ -27,8 +27,9 @@ from profiles.requirements import Requirements
 from roles.node_agent.discovery import NvmlUnavailable
 from roles.node_agent.mps.control import MpsError
 from roles.profiling.process import MeasuringProcess, MeasuringRequest, ProfilingFailed
-from roles.profiling.sensors import Sampling, Sensors
+from roles.profiling.sensors import Sampling, Sensors, nvml_number
 from roles.profiling.shares import Environment, mps_shares
+from roles.runtime.process import child_environment
 
 IDLE_FOR_S = 1.0
 TRACED_MAX = 8  # batch sizes whose kernels are kept
@@ -55,7 +56,7 @@ class Ask:
 
     @property
     def gpu(self) -> int | None:
-        """The GPU's number; None: a CPU."""
+        """CUDA's number of the GPU; None: a CPU."""
         kind, _, index = self.device.partition(":")
         return None if kind == "cpu" else int(index or 0)
 
@@ -95,6 +96,7 @@ class Instruments:
     start: Callable[[MeasuringRequest, Mapping[str, str]], Measuring] = MeasuringProcess
     shares: Callable[[int, str], AbstractContextManager[Environment]] = mps_shares
     sensors: Callable[[int], Sensors] = Sensors.open
+    number: Callable[[int, str | None], int] = nvml_number
 
 
 class Session:
@@ -112,7 +114,8 @@ class Session:
         self._progress = progress
         self._warn = warn
         self._seen = _Seen()
-        self._sensors = self._instruments.sensors(ask.gpu) if ask.gpu is not None else Sensors(0)
+        self._gpu = self._number()
+        self._sensors = self._instruments.sensors(self._gpu) if self._gpu is not None else Sensors(0)
         self._done = 0
         self._total = 1
 
@@ -125,11 +128,24 @@ class Session:
             self._total = sum(len(run.batch_sizes) for run in runs) + (len(GROUP_SIZES) if with_groups else 0)
             idle_w = self._idle_power_w()
             for run in runs:
-                self._measure_share(run, environment)
+                try:
+                    self._measure_share(run, environment)
+                except (ConfigError, ProfilingFailed) as error:
+                    self._end_share(run.share_percent, error)
             igniter = self._igniter(environment, idle_w) if environment and with_groups else None
         return self._whole(igniter)
 
     # ------------------------------------------------ shares
+
+    def _number(self) -> int | None:
+        """NVML's, by which sensors and shares know the GPU that CUDA runs on."""
+        if self._ask.gpu is None:
+            return None
+        try:
+            return self._instruments.number(self._ask.gpu, child_environment().get("CUDA_VISIBLE_DEVICES"))
+        except ConfigError as error:
+            self._miss(f"power, clock, shares and iGniter's coefficients: {error}")
+            return None
 
     def _shares(self, stack: ExitStack) -> Environment | None:
         ask = self._ask
@@ -139,8 +155,10 @@ class Session:
         if ask.gpu is None:
             self._miss("shares and iGniter's coefficients: a CPU has no MPS shares")
             return None
+        if self._gpu is None:  # which was said
+            return None
         try:
-            return stack.enter_context(self._instruments.shares(ask.gpu, ask.gpu_type))
+            return stack.enter_context(self._instruments.shares(self._gpu, ask.gpu_type))
         except (MpsError, NvmlUnavailable) as error:
             self._miss(f"shares and iGniter's coefficients: {error}")
             return None
@@ -152,7 +170,9 @@ class Session:
         return runs_of(ask.batch_sizes, ask.shares, for_igniter=ask.for_igniter)
 
     def _environment(self, environment: Environment | None, share: float) -> dict[str, str]:
-        return {} if environment is None else dict(environment(share))
+        """CUDA counts GPUs as NVML does, not the fastest first."""
+        shares = {} if environment is None else environment(share)
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **shares}
 
     def _device(self, environment: Environment | None) -> str:
         """A process that may see one GPU only knows it as the first."""
@@ -194,6 +214,14 @@ class Session:
                         self._seen.cuts[said["stages"]] = tuple(said["stages_ms"])
                     case "no_cut":
                         self._miss(f"the cut into {said['stages']} stages: {said['reason']}")
+
+    def _end_share(self, share: float, error: FabricError) -> None:
+        """What it was measured for before holds. Raises the error where that is nothing, and of the whole GPU."""
+        sizes = [point.batch_size for point in self._seen.points if point.share_percent == share]
+        if not sizes and share == WHOLE_GPU_PERCENT:
+            raise error
+        after = f" after batches of {max(sizes)}" if sizes else ""
+        self._miss(f"share {share:g} %{after}: {error}")
 
     def _take_point(self, share: float, process: Measuring) -> None:
         with Sampling(self._sensors) as sampled:
@@ -266,7 +294,16 @@ class Session:
         return sections
 
     def _group(self, environment: Environment, count: int) -> GroupPoint | None:
-        """So many copies of the model side by side, each with a fifth of the GPU."""
+        """So many copies of the model side by side, each with a fifth of the GPU; None where that cannot be measured."""
+        try:
+            return self._measured_group(environment, count)
+        except (ConfigError, ProfilingFailed) as error:
+            self._miss(f"{count} copies side by side: {error}")
+            return None
+        finally:
+            self._step()
+
+    def _measured_group(self, environment: Environment, count: int) -> GroupPoint | None:
         request = MeasuringRequest(
             self._ask.loader,
             self._device(environment),
@@ -292,14 +329,13 @@ class Session:
                 seen = [member.answer() for member in members]
             for member in members:
                 member.tell("stop\n")
-        self._step()
         gaps = [one["gaps"]["gap_ms_per_kernel"] for one in seen if one["gaps"] is not None]
         if sampled.power_w is None or sampled.frequency_mhz is None or not gaps:
             return None
         return GroupPoint(count, sampled.power_w, sampled.frequency_mhz, sum(gaps) / len(gaps))
 
     def _idle_power_w(self) -> float | None:
-        if self._ask.gpu is None:
+        if self._gpu is None:
             return None
         with Sampling(self._sensors) as sampled:
             threading.Event().wait(IDLE_FOR_S)

@@ -91,6 +91,14 @@ class ModelLoaded(Struct, frozen=True):
     reason: str = ""
 
 
+class Warming(Struct, frozen=True):
+    """The device is at a run that warms up a model beside what its slice serves; `is_over`: and no longer."""
+
+    slice_id: SliceId
+    model_id: ModelId
+    is_over: bool
+
+
 class JobRan(Struct, frozen=True):
     """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time, `began_at_ms` when it began."""
 
@@ -151,6 +159,7 @@ ExecutorEvent = (
     | Loaded
     | LoadFailed
     | ModelLoaded
+    | Warming
     | LeftFirstStage
     | JobRan
     | RunFailed
@@ -184,7 +193,10 @@ class Executor(Protocol):
         ...
 
     def load_model(self, spec: SliceSpec, number: int) -> None:
-        """Load and warm the one model of `spec` beside what that slice serves: `ModelLoaded` with that number follows."""
+        """Load and warm the one model of `spec` beside what that slice serves: `ModelLoaded` with that number follows.
+
+        Where that takes the device from batches, `Warming` says when.
+        """
         ...
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:

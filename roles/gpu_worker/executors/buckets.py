@@ -8,6 +8,7 @@ on the way (a `.item()`, a mask that is checked); such a model runs eagerly, as 
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from profiles.profilers.memory import is_out_of_memory
+from profiles.profilers.memory import empty_cache, is_out_of_memory
 
 Outputs = Mapping[str, Tensor]
 Infer = Callable[[dict[str, Tensor]], Outputs]
@@ -75,12 +76,15 @@ class Buckets:
             self._give_up("an input's first axis is not the batch")
             return
         inputs = {key: tensor.clone() for key, tensor in batch.items()}
+        problem = ""
         try:
             graph, outputs = self._capture(lambda: self._infer(dict(inputs)))
         except RuntimeError as error:  # every refusal of CUDA to capture is one
             if is_out_of_memory(error):
                 raise
-            self._give_up(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+            problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if problem:  # and its error, which held what was computed, is gone
+            self._give_up(problem)
             return
         if not all(_has_rows(output, size) for output in outputs.values()):
             self._give_up("an output's first axis is not the batch")
@@ -93,6 +97,7 @@ class Buckets:
         self.problem = problem
         self._captured.clear()
         self._sizes.clear()
+        empty_cache()
 
     def forget_above(self, batch_size: int) -> None:
         """Give up graphs of larger batches, and the memory they hold."""
@@ -126,13 +131,39 @@ def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
         pool = torch.cuda.graph_pool_handle()
 
     def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        nonlocal pool
         graph = torch.cuda.CUDAGraph()
-        # thread_local: the staging thread may copy inputs meanwhile, which must not end the capture.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            outputs = call()
+        raised: BaseException | None = None
+        try:
+            # thread_local: the staging thread may copy inputs meanwhile, which must not end the capture.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                try:
+                    outputs = call()
+                except BaseException as error:  # users' code may raise anything
+                    raised = error
+                    raise
+        except BaseException as error:  # noqa: BLE001  as above
+            end_failed_capture(stream.device.index, pool)
+            pool = torch.cuda.graph_pool_handle()
+            # The end of a capture that has failed raises as well, and less is to be learned from it.
+            raise raised or error from None
+        finally:
+            raised = None  # which would hold this frame, and all that was computed
         return graph, outputs
 
     return capture
+
+
+def end_failed_capture(gpu: int, pool: tuple[int, int]) -> None:
+    """Tell torch's allocator that a capture is over, which torch up to 2.11 leaves undone where its end fails.
+
+    It would take the capture for one that goes on: caches could not be emptied, no other capture would work, and memory would never be
+    given back (pytorch/pytorch#180395, #190348). Where torch has done it, it refuses the first call, and the second is left out.
+    """
+    with contextlib.suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(gpu, pool)  # noqa: SLF001  as torch.cuda.use_mem_pool does
+        torch._C._cuda_releasePool(gpu, pool)  # noqa: SLF001  likewise
+    empty_cache()
 
 
 def _size(batch: Mapping[str, Tensor]) -> int:

@@ -21,12 +21,12 @@ from fabric.clock import Clock
 from fabric.link import NamedTensor
 from fabric.link import Tensor as Array
 from fabric.messages import TensorInfo
-from profiles.profilers.memory import is_out_of_memory
+from profiles.profilers.memory import empty_cache, is_out_of_memory
 from roles.gpu_worker.executors.base import HEAD_INPUT, JobPart, RejectedRow, sort_out
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Outputs, cuda_capture
 from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
 from roles.gpu_worker.executors.message_limits import travelling
-from roles.gpu_worker.executors.slots import InputSlots, Slot
+from roles.gpu_worker.executors.slots import InputSlots, Slot, stream_of
 
 MEASUREMENTS_MAX = 5
 TRACED_MAX = 100_000  # objects of a model that are looked at as it goes
@@ -67,7 +67,7 @@ class DeviceReplica:
         self._clock = clock
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = stream_of(device, "batches")
             torch.cuda.synchronize(device)  # the weights came on the default stream
             if capture is None and loaded.may_capture:
                 capture = cuda_capture(device, self._stream)
@@ -76,7 +76,7 @@ class DeviceReplica:
             loaded.model, "pre", None
         )
         self._post: Callable[[Outputs], Outputs] | None = getattr(loaded.model, "post", None)
-        self.slots = InputSlots(loaded.example, batch_size_max, device)
+        self.slots = InputSlots(loaded.example, device)
 
     def stage(self, parts: Sequence[JobPart]) -> None:
         """Put a batch in place that may run next. A batch that cannot be is left to `run`, which says why."""
@@ -157,6 +157,15 @@ class DeviceReplica:
 
         A first run in a new shape may take seconds, as kernels are chosen or compiled for it: nobody should wait for it.
         """
+        own = self._stream
+        if own is not None:  # not on that of the batches, which may be capturing a graph
+            self._stream = stream_of(own.device, "tries")
+        try:
+            self._try_sizes(slo_ms)
+        finally:
+            self._stream = own
+
+    def _try_sizes(self, slo_ms: float) -> None:
         example = self._met()
         for size in batch_sizes(self._piece_max):
             began_ms = self._clock.now_ms()
@@ -207,9 +216,10 @@ class DeviceReplica:
                 if not (sizes and is_out_of_memory(error)):
                     raise
                 self.no_memory_for = size
+            if size == self.no_memory_for:  # and its error, which held what was computed, is gone
                 self._piece_max = sizes[-1]
                 self.buckets.forget_above(sizes[-1])
-                torch.cuda.empty_cache()
+                empty_cache()
                 break
             if sizes and size_ms > slo_ms:
                 break

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from weakref import ref
 
@@ -47,23 +48,41 @@ class Slot:
         return {key: tensor[: self.batch_size] for key, tensor in self.on_device.items()}
 
 
-class InputSlots:
-    """`stage` is called by the staging thread, `take` and `give_back` by the device's own."""
+@cache
+def stream_of(device: torch.device, use: str) -> torch.cuda.Stream:  # noqa: ARG001  it is kept by both
+    """The one stream of this process for that use of a device, whatever its models.
 
-    def __init__(self, example: Mapping[str, Tensor], batch_size_max: int, device: torch.device) -> None:
+    cuBLAS keeps a workspace for each stream it was ever used on (32 MiB on an H200), and a model that comes and goes would leave one
+    behind. And torch has 32 streams a device, which it gives out in turn: one that captures a graph must be nobody else's.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class InputSlots:
+    """`stage` is called by the staging thread, `take` and `give_back` by the device's own.
+
+    They grow with the batches that are taken, as a model warms up: how large these may be is not known before.
+    """
+
+    def __init__(self, example: Mapping[str, Tensor], device: torch.device) -> None:
+        self._example = example
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = stream_of(device, "copies") if device.type == "cuda" else None
         self._lock = threading.Lock()
-        self._slots = [self._made(example, batch_size_max) for _ in range(2)]
+        self._slots: list[Slot] = []
         self._running: Slot | None = None
+        self.rows = 0
+        """What each slot has room for."""
         self.staged_ahead = 0
         """Batches that found their inputs in place."""
 
     def stage(
         self, parts: Sequence[JobPart], rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]
     ) -> None:
-        """Put the next batch together, in the place of the one that was staged before."""
+        """Put the next batch together, in the place of the one that was staged before; one that is too large is left to `take`."""
         with self._lock:
+            if len(rows) > self.rows:
+                return
             slot = next(slot for slot in self._slots if slot is not self._running)
             self._fill(slot, rows, rejected)
             slot.parts = [ref(part) for part in parts]
@@ -85,6 +104,8 @@ class InputSlots:
     def take(self, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> Slot:
         """Put a batch together that nobody staged; one that was staged keeps its slot. It runs from now on."""
         with self._lock:
+            if len(rows) > self.rows:
+                self._slots, self.rows = [self._made(len(rows)) for _ in range(2)], len(rows)
             slot = min(self._slots, key=lambda slot: slot.is_staged)
             self._fill(slot, rows, rejected)
             self._running = slot
@@ -109,11 +130,11 @@ class InputSlots:
                     tensor.copy_(slot.host[key][: len(rows)], non_blocking=True)
                 slot.copied.record(self._stream)
 
-    def _made(self, example: Mapping[str, Tensor], batch_size_max: int) -> Slot:
+    def _made(self, rows: int) -> Slot:
         is_cuda = self._device.type == "cuda"
         host = {
-            key: torch.empty((batch_size_max, *value.shape), dtype=value.dtype, pin_memory=is_cuda)
-            for key, value in example.items()
+            key: torch.empty((rows, *value.shape), dtype=value.dtype, pin_memory=is_cuda)
+            for key, value in self._example.items()
         }
         if not is_cuda:
             return Slot(host, host, None)

@@ -34,6 +34,7 @@ from roles.gpu_worker.executors.base import (
     RunAborted,
     RunFailed,
     Shrunk,
+    Warming,
     loaded,
 )
 from roles.runtime.loop.mailbox import Mailbox
@@ -64,6 +65,10 @@ class BlockingDevice(Protocol):
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """Forget a model of a slice that serves on; one that failed to load was never kept."""
+        ...
+
+    def collect(self, *, is_frozen: bool) -> None:
+        """Give back what a load that came to nothing has left; `is_frozen`: some of it may be out of the collector's sight."""
         ...
 
     def run(self, job: Job) -> JobRan:
@@ -106,6 +111,16 @@ class _SideLoad:
     is_given_up: bool = False
     is_over: bool = False
     steps: Iterator[ReplicaInfo | None] | None = None
+    before: int = 0
+    """How many loads had ended well when it began."""
+
+    def warming(self, *, is_over: bool = False) -> Warming:
+        """What the worker hears of its runs on the device's thread."""
+        return Warming(self.spec.slice_id, self.spec.models[0].model_id, is_over)
+
+
+class _Collect(Struct, frozen=True):
+    is_frozen: bool
 
 
 class _Prepare(Struct, frozen=True):
@@ -116,7 +131,7 @@ class _Close(Struct, frozen=True):
     pass
 
 
-_Work = SliceSpec | Job | _Unload | _UnloadModel | _SideLoad | _Prepare | _Close
+_Work = SliceSpec | Job | _Unload | _UnloadModel | _SideLoad | _Collect | _Prepare | _Close
 
 
 class ThreadExecutor(Mailbox[ExecutorEvent]):
@@ -135,6 +150,9 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         self._stager = threading.Thread(target=self._serve_ahead, name="staging", daemon=True)
         self._side_loads: dict[tuple[SliceId, ModelId], _SideLoad] = {}  # the caller's
         self._warming: deque[_SideLoad] = deque()  # the thread's own
+        self._ended = (
+            0  # loads that ended well: the worker puts what is there then out of the collector's sight
+        )
 
     def prepare(self) -> None:
         """Make the device before there is something to load, as that takes seconds. Where it cannot be made the first load says why."""
@@ -153,7 +171,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
     def load_model(self, spec: SliceSpec, number: int) -> None:
         """Load on a thread of its own, as that may take minutes; then warm and measure on the device's, between batches."""
         (model,) = spec.models
-        load = _SideLoad(spec, number)
+        load = _SideLoad(spec, number, before=self._ended)
         self._side_loads = {key: one for key, one in self._side_loads.items() if not one.is_over}
         self._side_loads[spec.slice_id, model.model_id] = load
         try:
@@ -244,8 +262,7 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
             load.is_over = True
             for event in self._errors(load, error):
                 self.post(event)
-            return
-        self._put(load)
+        self._put(_Collect(self._ended > load.before) if load.is_over else load)
 
     def _serve_ahead(self) -> None:
         while self._stage_one(self._ahead.get()):
@@ -274,12 +291,18 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                     self._device.unload(slice_id)
                 case _UnloadModel(slice_id, model_id):
                     self._device.unload_model(slice_id, model_id)
+                case _Collect(is_frozen):
+                    self._device.collect(is_frozen=is_frozen)
                 case _SideLoad():
                     return self._warm(work)
         except BaseException as error:  # noqa: BLE001  top of thread: users' code may raise anything
-            if isinstance(work, _SideLoad):
-                self._end_load(work)
-            return self._errors(work, error)
+            events = self._errors(work, error)
+            if not isinstance(work, _SideLoad):
+                return events
+            self._end_load(work)
+            # Of a device that broke in this step the worker shall know that it was in it.
+            is_broken = any(isinstance(event, DeviceBroken) for event in events)
+            return events if is_broken else [work.warming(is_over=True), *events]
         return []
 
     def _run(self, job: Job, device: BlockingDevice) -> ExecutorEvent:
@@ -299,17 +322,22 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
         if load not in self._warming:
             self._warming.append(load)
         assert load.steps is not None, "it is loaded, and not over"
+        self.post(load.warming())
         replica = next(load.steps)
         if replica is None:
-            return []
-        self._end_load(load)
-        return [ModelLoaded(load.spec.slice_id, load.number, replica)]
+            return [load.warming(is_over=True)]
+        self._end_load(load, is_good=True)
+        return [load.warming(is_over=True), ModelLoaded(load.spec.slice_id, load.number, replica)]
 
-    def _end_load(self, load: _SideLoad) -> None:
+    def _end_load(self, load: _SideLoad, *, is_good: bool = False) -> None:
         load.is_over = True
         load.steps = None  # with all that it held
         if load in self._warming:
             self._warming.remove(load)
+        if is_good:
+            self._ended += 1
+        else:  # once this call is over, which may still hold what is to go
+            self._put(_Collect(self._ended > load.before))
 
     def _load(self, spec: SliceSpec, device: BlockingDevice) -> ExecutorEvent:
         """Model by model, so that one which raises leaves only itself out."""
@@ -324,6 +352,8 @@ class ThreadExecutor(Mailbox[ExecutorEvent]):
                 if device.is_broken:
                     return DeviceBroken(reason)
                 left_out.append(LeftOut(spec.slice_id, model.model_id, reason))
+        if left_out:
+            device.collect(is_frozen=False)
         return loaded(spec, replicas, left_out)
 
     def _errors(self, work: _Work, error: BaseException) -> list[ExecutorEvent]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 from collections.abc import Iterator, MutableMapping
@@ -14,7 +13,7 @@ from fabric.clock import Clock
 from fabric.errors import ConfigError, error_text
 from fabric.ids import ModelId, SliceId
 from fabric.messages import ImagePreprocess, LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
-from profiles.profilers.memory import is_out_of_memory
+from profiles.profilers.memory import empty_cache, is_out_of_device_memory, is_out_of_memory
 from roles.gpu_worker.executors.base import Job, JobRan, Part
 from roles.gpu_worker.executors.gang import Gang, RankFailed
 from roles.gpu_worker.executors.hosted import DeviceReplica
@@ -71,6 +70,7 @@ class TorchDevice:
         # What is there when a model is loaded is put out of the collector's sight: no garbage may be among it, such as of
         # a load that failed. This takes a few ms, as what was there before the load is out of its sight already.
         gc.collect()
+        empty_cache()  # of the stream of the tries, on which no batch runs
 
         def steps() -> Iterator[ReplicaInfo | None]:
             for _ in hosted.warming(model.slo_ms):
@@ -81,9 +81,10 @@ class TorchDevice:
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it and give its memory back to the device."""
+        for model_id in list(self._hosted.get(slice_id, ())):
+            self.unload_model(slice_id, model_id)
         self._hosted.pop(slice_id, None)
-        if self._uses_cuda:
-            torch.cuda.empty_cache()
+        empty_cache()  # of one that failed to load, too
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
         """The same with one model of a slice that serves on."""
@@ -93,11 +94,17 @@ class TorchDevice:
         if traces is not None and (not traces or any(trace() is not None for trace in traces)):
             # It hangs in a circle of objects, or somebody else has it. The worker keeps what it loaded out of the
             # collector's sight, so this takes a moment, and is done only where it may be needed.
+            self.collect(is_frozen=True)
+        empty_cache()
+
+    def collect(self, *, is_frozen: bool) -> None:
+        """Give back what nobody holds any more, though it hangs in circles of objects."""
+        if is_frozen:
             gc.unfreeze()
-            gc.collect()
+        gc.collect()
+        if is_frozen:
             gc.freeze()
-        if self._uses_cuda:
-            torch.cuda.empty_cache()
+        empty_cache()
 
     def run(self, job: Job) -> JobRan:
         """Run the rows that fit the model's signature."""
@@ -127,9 +134,8 @@ class TorchDevice:
         if isinstance(error, LoaderError | ConfigError | RankFailed):
             return str(error)
         text = error_text(error)
-        if isinstance(error, torch.OutOfMemoryError):
-            with contextlib.suppress(RuntimeError):  # of a context that is broken too, which is asked next
-                torch.cuda.empty_cache()
+        if is_out_of_device_memory(error):
+            empty_cache()
             return f"out of memory on the device ({text})"
         if is_out_of_memory(error):
             return f"out of memory on the host ({text})"

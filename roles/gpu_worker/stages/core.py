@@ -26,6 +26,7 @@ from roles.gpu_worker.executors.base import (
     RunExpired,
     RunFailed,
     Shrunk,
+    Warming,
 )
 from roles.runtime.core import Handle, Tick
 
@@ -54,6 +55,7 @@ StageEvent = (
     | Loaded
     | LoadFailed
     | ModelLoaded
+    | Warming
     | LeftFirstStage
     | RunFailed
     | RunExpired
@@ -162,7 +164,7 @@ class StageCore:
                 return self._loaded(event.replica, event.reason) if is_it else []
             case DeviceBroken(reason):
                 return [End(1, reason)]
-            case LoadBegins() | LeftFirstStage() | RunExpired() | RunAborted() | Tick():
+            case LoadBegins() | Warming() | LeftFirstStage() | RunExpired() | RunAborted() | Tick():
                 return []
 
     # ------------------------------------------------------------ models

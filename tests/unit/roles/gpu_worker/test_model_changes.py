@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.ids import BatchId, ModelId, NodeId
 from fabric.messages import (
+    BatchFailed,
     Done,
     Host,
     LeftOut,
@@ -18,7 +20,7 @@ from fabric.messages import (
     SliceReady,
     SliceSpec,
 )
-from roles.gpu_worker.core import TELL_AGAIN_MS
+from roles.gpu_worker.core import TELL_AGAIN_MS, WorkerCore
 from roles.gpu_worker.events import (
     AgentUntold,
     BatchRan,
@@ -26,11 +28,12 @@ from roles.gpu_worker.events import (
     Execute,
     LoadModel,
     LoadSlice,
+    PushOutputs,
     UnloadModel,
     UnloadSlice,
     WorkerAction,
 )
-from roles.gpu_worker.executors.base import DeviceBroken, LoadFailed, ModelLoaded, RunFailed
+from roles.gpu_worker.executors.base import DeviceBroken, LoadFailed, ModelLoaded, RunFailed, Warming
 from roles.gpu_worker.model_changes import LOAD_LIMIT_MS
 from roles.gpu_worker.peer_checks import AGENT
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
@@ -227,6 +230,51 @@ def test_a_device_that_breaks_while_it_only_loads_a_model_is_that_models_doing()
     core.handle(host(hosting("a", "b")), 1.0)
     (failed,) = sent(SliceFailed, core.handle(DeviceBroken("illegal address"), 2.0))
     assert failed.model_id == "", "it may have been the batch"
+
+
+def with_a_batch_behind(warming: Warming, *, is_given_up: bool = False) -> WorkerCore:
+    """A core that serves `a`, of which one request waits for the device while that warms up `b`."""
+    core = serving_core(hosting("a"))
+    core.handle(host(hosting("a", "b")), 1.0)
+    core.handle(warming, 2.0)
+    if is_given_up:
+        core.handle(Tick(), 1.0 + LOAD_LIMIT_MS)
+    at_ms = 2.0 + LOAD_LIMIT_MS
+    core.handle(run_batch(part((0, 1)), model_id="a"), at_ms)
+    core.handle(inputs(0, model_id="a"), at_ms)
+    return core
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_run_that_warms_a_model_up_and_does_not_end_is_that_models_doing(*, is_given_up: bool) -> None:
+    core = with_a_batch_behind(Warming(SLICE, ModelId("b"), is_over=False), is_given_up=is_given_up)
+    failed: list[SliceFailed] = []
+    while not failed:
+        assert core.wake_at_ms is not None
+        actions = core.handle(Tick(), core.wake_at_ms)
+        failed = sent(SliceFailed, actions)
+    assert failed[0].model_id == "b"
+    assert failed[0].reason == (
+        "model 'b' hung: a run that warms it up kept a batch of 'a' from ending within 32000 ms"
+    )
+    told = [push.message for push in actions_of(PushOutputs, actions)]
+    assert [one.code for one in told if isinstance(one, BatchFailed)] == ["WorkerLost"]
+
+
+def test_a_batch_that_hangs_between_the_runs_that_warm_a_model_up_is_its_own_doing() -> None:
+    core = with_a_batch_behind(Warming(SLICE, ModelId("b"), is_over=False))
+    core.handle(Warming(SLICE, ModelId("b"), is_over=True), 3.0 + LOAD_LIMIT_MS)
+    failed: list[SliceFailed] = []
+    while not failed:
+        assert core.wake_at_ms is not None
+        failed = sent(SliceFailed, core.handle(Tick(), core.wake_at_ms))
+    assert failed[0].model_id == "a"
+
+
+def test_a_device_that_breaks_in_a_run_that_warms_a_model_up_is_that_models_doing() -> None:
+    core = with_a_batch_behind(Warming(SLICE, ModelId("b"), is_over=False))
+    (failed,) = sent(SliceFailed, core.handle(DeviceBroken("illegal address"), 3.0 + LOAD_LIMIT_MS))
+    assert failed.model_id == "b"
 
 
 def test_a_slice_that_is_unwanted_while_a_model_loads_is_unloaded_at_once() -> None:

@@ -293,3 +293,80 @@ def test_what_is_run_apart_has_its_own_limit_once_the_device_is_at_it() -> None:
     while not failed:
         failed = sent(SliceFailed, core.handle(Tick(), core.wake_at_ms))
     assert failed[0].model_id == "raises"
+
+
+def two_models(*names: str) -> WorkerCore:
+    """Each of them has a batch of two with long deadlines on the device, in this order."""
+    core = serving_core(slice_spec(models=[model_spec(name) for name in names]))
+    for batch_id, model_id in enumerate(names, 1):
+        run = run_batch(
+            part((0, 2)), batch_id=batch_id, model_id=model_id, latest_in_ms=60_000.0, expires_in_ms=60_000.0
+        )
+        core.handle(run, 0.0)
+        core.handle(inputs(0, 1, batch_id=batch_id, model_id=model_id), 0.0)
+    return core
+
+
+def hung(core: WorkerCore) -> tuple[ModelId, float]:
+    """Which model the worker says has hung, and when, if nothing ends any more."""
+    while True:
+        at_ms = core.wake_at_ms
+        assert at_ms is not None
+        failed = sent(SliceFailed, core.handle(Tick(), at_ms))
+        if failed:
+            return failed[0].model_id, at_ms
+
+
+def test_of_two_batches_that_fail_in_a_row_the_part_that_the_device_is_at_is_watched() -> None:
+    core = two_models("first", "second")
+    assert numbers(core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)) == [1]
+    assert numbers(core.handle(RunFailed(SLICE, BatchId(2), "boom"), 10.0)) == [2]
+    assert hung(core) == ("first", 10.0 + 2_000.0)
+    core = two_models("first", "second")
+    core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)
+    core.handle(RunFailed(SLICE, BatchId(2), "boom"), 10.0)
+    assert numbers(core.handle(ran(1, 10.0), 20.0)) == [1]
+    assert hung(core) == ("second", 20.0 + 2_000.0)
+
+
+def test_a_part_that_the_device_found_too_late_leaves_it_to_the_next_batch() -> None:
+    core = two_models("first", "second")
+    core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)
+    core.handle(RunFailed(SLICE, BatchId(2), "boom"), 10.0)
+    core.handle(RunAborted(SLICE, BatchId(1)), 20.0)
+    assert hung(core) == ("second", 20.0 + 2_000.0)
+
+
+def test_a_batch_that_was_granted_before_its_model_shrank_has_the_time_of_all_its_pieces() -> None:
+    core = serving_core(slice_spec(models=[model_spec(exec_ms=(400.0, 500.0, 600.0, 700.0))], device="cpu"))
+    core.handle(Shrunk(SLICE, MODEL, 1), 0.0)
+    run = run_batch(part((0, 4)), latest_in_ms=60_000.0)
+    core.handle(run, 0.0)
+    core.handle(inputs(0, 1, 2, 3), 0.0)
+    assert hung(core) == (MODEL, 20 * 4 * 400.0)
+
+
+def test_a_batch_that_is_stopped_and_then_fails_is_over_at_once() -> None:
+    """Its requests are granted again: in parts of it they would run twice."""
+    for seqs in ((0, 1), (0,)):
+        core = serving_core()
+        core.handle(run_batch(part((0, len(seqs))), latest_in_ms=60_000.0), 0.0)
+        core.handle(inputs(*seqs), 0.0)
+        core.handle(Heard(SCHEDULER, PreemptBatch(BatchId(1), SLICE)), 1.0)
+        actions = core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)
+        assert numbers(actions) == []
+        assert [(done.status, done.missing) for done in sent(Done, actions)] == [("preempted", ())]
+        assert not [
+            push for push in actions_of(PushOutputs, actions) if isinstance(push.message, BatchFailed)
+        ]
+
+
+def test_a_batch_that_is_stopped_between_its_parts_runs_no_further() -> None:
+    core = serving_core()
+    core.handle(run_batch(part((0, 2)), latest_in_ms=60_000.0), 0.0)
+    core.handle(inputs(0, 1), 0.0)
+    core.handle(RunFailed(SLICE, BatchId(1), "boom"), 5.0)
+    core.handle(Heard(SCHEDULER, PreemptBatch(BatchId(1), SLICE)), 6.0)
+    actions = core.handle(ran(1, 5.0), 12.0)
+    assert numbers(actions) == []
+    assert [done.status for done in sent(Done, actions)] == ["preempted"]

@@ -59,6 +59,15 @@ def test_a_gpu_is_described_in_full(gpus: Iterator[Path]) -> None:
     )
 
 
+def test_a_gpu_is_found_by_the_beginning_of_its_uuid(gpus: Iterator[Path]) -> None:
+    write_gpus(next(gpus), a100(30), a100(31), a100(4))
+    nvml = Nvml.open()
+    assert [nvml.number_of(uid) for uid in ("GPU-31", "GPU-4")] == [1, 2]
+    for uid, count in (("GPU-3", 2), ("GPU-7", 0)):
+        with pytest.raises(NvmlUnavailable, match=f"{count} GPUs here have a UUID that begins with {uid}"):
+            nvml.number_of(uid)
+
+
 def test_what_a_gpu_does_not_know_of_itself_is_left_open(gpus: Iterator[Path]) -> None:
     write_gpus(next(gpus), a100(0, cores=None, mig=None), a100(1, capability="99.0", mig=1))
     first, second = discover(node(2), Nvml.open())

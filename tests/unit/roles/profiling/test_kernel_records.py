@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -98,6 +99,27 @@ def test_records_come_out_of_the_traces_events() -> None:
     assert (gpu.gpu_type, gpu.limits, gpu.copy_gbps) == ("abacus-9", P100.limits, 11.0)
     assert len(fitting) < len(by_work())
     assert warned == [f"left out: {len(by_work()) - len(fitting)} operators that ran out of memory"]
+
+
+def test_nothing_of_an_operator_is_held_while_the_next_one_is_made() -> None:
+    class Operator:
+        def __init__(self, work: Work) -> None:
+            self._work = work
+
+        def __call__(self) -> KernelRecord:
+            return by_work()[self._work]
+
+    made: list[weakref.ref[Operator]] = []
+
+    def operator(work: Work) -> Operator:
+        assert all(one() is None for one in made)
+        new = Operator(work)
+        made.append(weakref.ref(new))
+        return new
+
+    works = [work for work in by_work() if work.size_bytes <= 1e9][:5]
+    records_of_works(works, OnP100(), operator, lambda *_: P100, lambda _: None, lambda _: None)
+    assert len(made) == 5
 
 
 def test_a_tracer_that_may_not_look_is_said() -> None:

@@ -19,7 +19,7 @@ from profiles.store import shipped_data
 from roles.cli.profile import profile
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
 from roles.profiling.kernels import kernel_rows
-from roles.profiling.sensors import Sampling, Sensors
+from roles.profiling.sensors import Sampling, Sensors, nvml_number
 
 DIGITS = "deploy.local.demo.digits_model:Digits"
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
@@ -120,6 +120,17 @@ def test_without_a_driver_the_sensors_are_silent() -> None:
     with Sampling(sensors) as sampled:
         pass
     assert (sampled.power_w, sampled.frequency_mhz) == (None, None)
+
+
+@pytest.mark.parametrize(("visible", "number"), [(None, 1), ("2,0", 0), (" 3 , 5 ", 5)])
+def test_nvmls_number_of_a_gpu_is_what_cuda_may_see(visible: str | None, number: int) -> None:
+    assert nvml_number(1, visible) == number
+
+
+@pytest.mark.parametrize("visible", ["", "0", "-1,-1", "0,MIG-7f", "0,NoDevFiles"])
+def test_a_gpu_that_cuda_may_not_see_has_no_number(visible: str) -> None:
+    with pytest.raises(ConfigError, match="names no GPU that would be cuda:1"):
+        nvml_number(1, visible)
 
 
 def test_igniters_sections_come_out_of_its_authors_raw_profile() -> None:

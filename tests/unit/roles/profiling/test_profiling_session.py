@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import pytest
 from msgspec.structs import asdict
 
+from fabric.errors import ConfigError, FabricError
 from fabric.messages import LoaderSpec
 from profiles.igniter.performance_model import Resident, read_coefficients
 from profiles.occupancy import LaunchGaps
@@ -49,6 +50,7 @@ class Gpu:
         raise AssertionError("nobody looks at the sensors")
 
     def sensors(self, gpu: int) -> Sensors:
+        asked["sensors"] = gpu
         return Sensors(gpu, "550.54", self, object())
 
     def nvmlDeviceGetPowerUsage(self, handle: object) -> float:  # noqa: N802  NVML's name
@@ -69,6 +71,8 @@ class Played:
     """One measuring process; `limit`: its batches from there on find no memory."""
 
     started: ClassVar[Counter[str]] = Counter()
+    fails: ClassVar[dict[tuple[float, int], FabricError]] = {}
+    """By share and batch size, and by 0 and the number of the group's member."""
 
     def __init__(self, gpu: Gpu, request: MeasuringRequest, share: float, limit: int | None = None) -> None:
         self._gpu = gpu
@@ -100,6 +104,8 @@ class Played:
         }
         for size in self._request.batch_sizes:
             active = Resident(KNOWN, size, share)
+            if (share, size) in self.fails:
+                raise self.fails[share, size]
             self._gpu.watts = 53.5 + KNOWN.power_w_per_rps * active.ability_rps + KNOWN.power_w
             yield {"event": "starts", "batch_size": size}
             if limit is not None and size >= limit:
@@ -128,6 +134,8 @@ class Played:
         yield {"event": "end"}
 
     def _group(self) -> Iterator[dict[str, Any]]:
+        if (0, self.started["group"]) in self.fails:
+            raise self.fails[0, self.started["group"]]
         self._gpu.watts += 30.0
         yield {"event": "ready"}
         self._gpu.wait_for_samples()
@@ -136,6 +144,7 @@ class Played:
 
 @contextmanager
 def some_shares(gpu: int, gpu_type: str) -> Iterator[Environment]:
+    asked["shares"] = gpu
     yield lambda share: {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share:g}"}
 
 
@@ -144,6 +153,14 @@ def no_shares(gpu: int, gpu_type: str) -> Iterator[Environment]:
     if gpu >= 0:
         raise MpsMissing("nvidia-cuda-mps-control is not installed")
     yield lambda _: {}
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Played.started.clear()
+    Played.fails.clear()
+    asked.clear()
 
 
 def session(ask: Ask, warned: list[str], *, has_shares: bool = True, limit: int | None = None) -> Session:
@@ -158,12 +175,12 @@ def session(ask: Ask, warned: list[str], *, has_shares: bool = True, limit: int 
 
 
 progressed: list[float] = []
+asked: dict[str, int] = {}
 
 
 def test_igniters_coefficients_are_recovered_from_a_gpu_that_follows_its_model() -> None:
     warned: list[str] = []
     progressed.clear()
-    Played.started.clear()
     ask = Ask("resnet50", LOADER, "cuda", (1, 4), (50.0,), "v100", for_igniter=True)
     seen = session(ask, warned).measure()
     assert Played.started == {"alone": 3, "group": 1 + 2 + 3 + 4 + 5}
@@ -213,3 +230,62 @@ def test_batches_without_memory_are_left_out_at_every_share() -> None:
     assert seen.subject.notes == ("batches of 4 and more: out of memory",)
     with pytest.raises(ProfilingFailed, match="not even a batch of 1"):
         session(ask, warned, limit=1).measure()
+
+
+def test_a_group_that_cannot_be_measured_leaves_only_itself_out() -> None:
+    warned: list[str] = []
+    Played.fails[0, 15] = ConfigError("OutOfMemoryError: CUDA out of memory")
+    ask = Ask("resnet50", LOADER, "cuda", (1,), (), "v100", for_igniter=True)
+    seen = session(ask, warned).measure()
+    assert seen.igniter is not None
+    assert warned[0] == "left out: 5 copies side by side: OutOfMemoryError: CUDA out of memory"
+    assert warned[0].removeprefix("left out: ") in seen.subject.notes
+
+
+def test_a_share_that_cannot_be_measured_leaves_only_itself_out() -> None:
+    warned: list[str] = []
+    Played.fails[20.0, 1] = ProfilingFailed("a measuring process has said nothing for 300 s and was ended")
+    Played.fails[50.0, 4] = ProfilingFailed("it died")
+    ask = Ask("resnet50", LOADER, "cuda", (1, 2, 4), (20.0, 50.0), "v100")
+    seen = session(ask, warned).measure()
+    assert {(p.share_percent, p.batch_size) for p in seen.points} == {
+        (share, size) for share in (100, 50) for size in (1, 2)
+    }
+    assert warned == [
+        "left out: share 50 % after batches of 2: it died",
+        "left out: share 20 %: a measuring process has said nothing for 300 s and was ended",
+    ]
+    Played.fails[100.0, 1] = ConfigError("there is no model")
+    with pytest.raises(ConfigError, match="there is no model"):
+        session(ask, warned).measure()
+
+
+def test_sensors_and_shares_are_those_of_the_gpu_that_cuda_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    warned: list[str] = []
+    session(Ask("resnet50", LOADER, "cuda:1", (1,), (50.0,), "v100"), warned).measure()
+    assert (asked, warned) == ({"sensors": 0, "shares": 0}, [])
+
+
+def test_where_the_gpu_cannot_be_told_nothing_is_read_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7f")
+    warned: list[str] = []
+    session(Ask("resnet50", LOADER, "cuda", (1,), (50.0,), "v100"), warned)
+    assert asked == {}
+    assert warned == [
+        "left out: power, clock, shares and iGniter's coefficients: CUDA_VISIBLE_DEVICES=MIG-7f names no GPU that would be cuda:0"
+    ]
+
+
+def test_cuda_counts_gpus_as_nvml_does() -> None:
+    environments: list[Mapping[str, str]] = []
+    gpu = Gpu()
+
+    def start(request: MeasuringRequest, environment: Mapping[str, str]) -> Played:
+        environments.append(environment)
+        return Played(gpu, request, 100.0)
+
+    ask = Ask("resnet50", LOADER, "cuda:1", (1,))
+    Session(ask, lambda _: None, lambda _: None, Instruments(start, some_shares, gpu.sensors)).measure()
+    assert environments == [{"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}]
+    assert asked == {"sensors": 1}

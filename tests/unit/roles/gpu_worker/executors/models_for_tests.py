@@ -248,6 +248,25 @@ class LoadsWhenTold(Doubler):
         assert may_load.wait(60)
 
 
+class OutOfSteps(Doubler):
+    """Raises on the device's thread alone: warming it up fails, loading it did not."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """On the thread that loads."""
+        if threading.current_thread().name == "device":
+            raise ValueError("not here")
+        return super().infer(batch)
+
+
+class LooksAtItsResult(Doubler):
+    """Cannot be captured as a graph."""
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Another answer for large numbers."""
+        total = batch["x"].sum(dim=1)
+        return {"total": total if total.max().item() < 1e6 else total * 2}
+
+
 class NotesItsRuns(Doubler):
     """Says in `order` that it runs."""
 
@@ -293,6 +312,15 @@ class WeightyInACircle(Weighty):
         """Make it, with a circle that only the collector undoes."""
         super().load(device)
         self.itself = self
+
+
+class WeightyWhenTold(WeightyInACircle):
+    """The same; its load waits until `may_load` is set."""
+
+    def load(self, device: str) -> None:
+        """Make it, and wait."""
+        super().load(device)
+        assert may_load.wait(60)
 
 
 class TwoViews(Doubler):

@@ -25,6 +25,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     ModelLoaded,
+    Warming,
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.gpu_worker.executors.thread import ThreadExecutor
@@ -67,7 +68,7 @@ def next_event(executor: ThreadExecutor) -> ExecutorEvent:
     while True:
         assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
         for event in executor.take(1, 0.0):
-            if not isinstance(event, LoadBegins):
+            if not isinstance(event, LoadBegins | Warming):
                 return event
 
 
@@ -183,6 +184,78 @@ def test_the_memory_of_a_load_that_failed_is_given_back_whatever_is_loaded_next(
         assert isinstance(ready, ModelLoaded)
         assert ready.replica is not None
         assert weight() is None, "before the worker puts what is there out of the collector's sight"
+
+
+@pytest.fixture
+def only_asked_to_collect() -> Iterator[None]:
+    """Nothing goes by chance: the collector looks only where it is told to."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@pytest.mark.usefixtures("only_asked_to_collect")
+def test_the_memory_of_a_load_that_failed_is_given_back_though_nothing_else_is_loaded() -> None:
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting("WeightyAndWrong"), 1)
+        failed = next_event(executor)
+        assert isinstance(failed, ModelLoaded)
+        assert failed.replica is None
+        (weight,) = models_for_tests.Weighty.made
+        until(lambda: weight() is None)
+
+
+@pytest.mark.usefixtures("only_asked_to_collect")
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_memory_of_a_load_that_ends_after_it_was_given_up_is_given_back(*, is_frozen: bool) -> None:
+    models_for_tests.may_load.clear()
+    models_for_tests.Weighty.made.clear()
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting("WeightyWhenTold"), 1)
+        until(lambda: models_for_tests.Weighty.made)
+        (weight,) = models_for_tests.Weighty.made
+        executor.unload_model(SLICE, ModelId("WeightyWhenTold"))
+        if is_frozen:
+            executor.load_model(hosting("Echo"), 2)
+            assert isinstance(next_event(executor), ModelLoaded)
+            gc.freeze()  # as the worker does then
+        models_for_tests.may_load.set()
+        until(lambda: weight() is None)
+
+
+@pytest.mark.usefixtures("only_asked_to_collect")
+def test_the_memory_of_a_slice_is_given_back_when_it_goes() -> None:
+    with serving("WeightyInACircle") as (executor, _):
+        gc.freeze()  # as the worker does
+        (weight,) = models_for_tests.Weighty.made
+        executor.unload(SLICE)
+        until(lambda: weight() is None)
+
+
+@pytest.mark.usefixtures("only_asked_to_collect")
+def test_the_memory_of_a_slices_model_that_cannot_be_loaded_is_given_back() -> None:
+    with serving("WeightyAndWrong", "Doubler"):
+        (weight,) = models_for_tests.Weighty.made
+        assert weight() is None
+
+
+@pytest.mark.parametrize(("name", "is_good"), [("Echo", True), ("OutOfSteps", False)])
+def test_the_worker_hears_when_the_device_warms_a_model_up(name: str, *, is_good: bool) -> None:
+    with serving("Doubler") as (executor, _):
+        executor.load_model(hosting(name), 1)
+        heard: list[ExecutorEvent] = []
+        while not heard or not isinstance(heard[-1], ModelLoaded):
+            assert executor.has_more or select.select([executor], [], [], 60)[0], "nothing came of it"
+            heard += executor.take(10, 0.0)
+        *steps, ready = heard
+        assert isinstance(ready, ModelLoaded)
+        assert (ready.replica is not None) == is_good
+        begun, over = (Warming(SLICE, ModelId(name), is_over) for is_over in (False, True))
+        assert steps == [begun, over] * (len(steps) // 2)
+        assert len(steps) >= 2
 
 
 def test_what_is_there_is_put_out_of_the_collectors_sight_when_a_model_is_loaded_not_when_that_failed() -> (

@@ -18,16 +18,17 @@ from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
-from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph
+from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph, end_failed_capture
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
 from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
+from roles.gpu_worker.executors.slots import InputSlots, Slot
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.integration.proc import until
 from tests.unit.roles.gpu_worker.executors import models_for_tests
 from tests.unit.roles.gpu_worker.executors.test_worker_executors import by_name, job, user_slice, wait_for
-from tests.worker_builders import MODEL, SLICE
+from tests.worker_builders import MODEL, SLICE, SteppingClock
 
 CLOCK = MonotonicClock()
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
@@ -236,6 +237,27 @@ def test_a_capture_that_fails_late_leaves_no_graph_and_a_table_of_eager_times() 
     assert len(model.exec_ms) == 8
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_torchs_allocator_hears_once_that_a_capture_which_failed_is_over(
+    monkeypatch: pytest.MonkeyPatch, *, is_over: bool
+) -> None:
+    """Where torch itself has told it, the first call is refused, and the pool is not this capture's any more."""
+    calls: list[tuple[str, int, tuple[int, int]]] = []
+
+    def end(gpu: int, pool: tuple[int, int]) -> None:
+        calls.append(("end", gpu, pool))
+        if is_over:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    def release(gpu: int, pool: tuple[int, int]) -> None:
+        calls.append(("release", gpu, pool))
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    end_failed_capture(1, (0, 7))
+    assert calls == [("end", 1, (0, 7)), ("release", 1, (0, 7))][: 1 if is_over else 2]
+
+
 def test_no_memory_for_a_capture_is_no_memory() -> None:
     def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -315,8 +337,12 @@ def raises(error: BaseException) -> Callable[[], None]:
         lambda: torch.empty(1 << 50, dtype=torch.uint8),
         raises(MemoryError()),
         raises(torch.OutOfMemoryError("CUDA out of memory")),
+        raises(RuntimeError("CUDA error: out of memory")),
+        raises(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        raises(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")),
+        raises(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")),
     ],
-    ids=["torch", "host", "device"],
+    ids=["torch", "host", "device", "cuda", "cublas", "handle", "cudnn"],
 )
 def test_warming_up_ends_at_the_first_size_that_there_is_no_memory_for(
     lack: Callable[[], object], monkeypatch: pytest.MonkeyPatch
@@ -338,6 +364,38 @@ def test_warming_up_fails_with_anything_else_that_a_model_raises(monkeypatch: py
     for step in (model.try_sizes, model.warm):
         with pytest.raises(ValueError, match="four rows at most"):
             step(60_000.0)
+
+
+def test_lack_of_memory_of_the_device_is_said_whoever_was_refused() -> None:
+    device = TorchDevice(MonotonicClock())
+    for text in ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c()`"):
+        assert device.explain(RuntimeError(text)).startswith("out of memory on the device")
+    assert device.explain(RuntimeError("CUDA error: misaligned address")).startswith("RuntimeError: CUDA")
+
+
+def test_inputs_have_room_for_the_batches_that_run_and_not_for_all_that_were_asked_for() -> None:
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:Doubler"), CPU)
+    model = DeviceReplica("m", loaded, 1 << 40, CPU, SteppingClock())  # a slot of that would be 12 TiB
+    model.warm(slo_ms=1.0)  # every run takes 10
+    assert model.batch_size_max == 1
+    assert model.slots.rows <= 2
+    small = hosted(batch_size_max=8)
+    assert small.slots.rows == 8
+    assert totals(small, part(*range(8))) == [3.0 * value for value in range(8)]
+
+
+def test_no_memory_for_the_inputs_of_a_batch_is_no_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = InputSlots._made
+
+    def made_or_not(slots: InputSlots, rows: int) -> Slot:
+        if rows > 4:
+            raise RuntimeError("CUDA error: out of memory")
+        return made(slots, rows)
+
+    monkeypatch.setattr(InputSlots, "_made", made_or_not)
+    model = hosted(batch_size_max=32)
+    assert (model.batch_size_max, model.limited_by) == (4, "the device has no memory for 8")
+    assert totals(model, part(1, 2, 3)) == [3, 6, 9]
 
 
 def test_an_example_that_cannot_be_sent_is_named_and_one_with_a_gradient_can_be() -> None:

@@ -362,6 +362,8 @@ class Broken:
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None: ...
 
+    def collect(self, *, is_frozen: bool) -> None: ...
+
     def run(self, job: Job) -> JobRan:
         self.is_broken = True
         raise RuntimeError("CUDA error: device-side assert triggered")
