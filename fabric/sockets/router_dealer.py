@@ -217,6 +217,7 @@ class DealerLink(SocketLink):
         self._server = server
         self._given = tuple(addresses)
         self._connected_to, self._server_key, self._identity = "", "", b""
+        self._own_key = ""  # with which it is connected; ZeroMQ keeps to that one
         self._connect_at_ms: float | None = None
         self._began_at_ms = 0.0
         self._stream: LocalStream | None = None
@@ -336,6 +337,7 @@ class DealerLink(SocketLink):
         self._socket.setsockopt(zmq.ROUTING_ID, self._identity)
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
+        self._own_key = "" if self._guard is None else self._guard.keyring.own.public
         self._connect_at_ms, self._began_at_ms, self._why_not = None, self._clock.now_ms(), ""
 
     def _connect_later(self, after_ms: float) -> None:
@@ -361,6 +363,8 @@ class DealerLink(SocketLink):
             self._failures += 1
             after_ms = float(HANDSHAKE_MS)
             match event:
+                case zmq.Event.HANDSHAKE_FAILED_AUTH if self._has_another_key:  # in its place, so that is tried next
+                    after_ms = RECONNECT_AFTER_MS
                 case zmq.Event.HANDSHAKE_FAILED_AUTH:
                     self.refusal = f"{self._connected_to} does not let our key in"
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if self._failures >= _FAILURES_TOLD:
@@ -375,6 +379,11 @@ class DealerLink(SocketLink):
                 case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS
             self._connect_later(after_ms)
+
+    @property
+    def _has_another_key(self) -> bool:
+        """Whether our key was replaced since it connected."""
+        return self._guard is not None and self._guard.keyring.own.public != self._own_key
 
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:
