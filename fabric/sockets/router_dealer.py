@@ -395,6 +395,9 @@ class DealerLink(SocketLink):
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         if self._server_key and not guard.trusts(self._server_key, principal_of_server(self._server)):
+            if self._is_by_zmq:  # which does not tell of the end that we make
+                self._lost[self._server] = None
+                self._is_by_zmq = False
             self._connect_later(RECONNECT_AFTER_MS)
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:

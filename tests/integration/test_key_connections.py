@@ -263,6 +263,8 @@ def test_who_is_connected_to_a_server_whose_key_is_revoked_leaves_it(folder: Pat
     run("revoke", str(folder), f"{NODE}/a")
     clock.at_ms += LOOK_EVERY_MS
     assert list(link.receive(16)) == []
+    assert link.has_more
+    assert list(link.take_lost()) == [SERVER], "what is in flight there will not be answered"
     assert not link.send(SERVER, Ping(2))
     assert not pool.send(slice_id, Ping(2))
 
@@ -270,6 +272,7 @@ def test_who_is_connected_to_a_server_whose_key_is_revoked_leaves_it(folder: Pat
         assert (
             list(link.receive(16)) == []
         )  # what came before it left must be taken off, or the connection stands
+        assert not link.take_lost()  # once
         return established(port_of(router)) == 0 and established(port_of(pull)) == 0
 
     until(is_over, link)
