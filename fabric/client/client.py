@@ -154,7 +154,9 @@ class Client:
                 f"heartbeats: patience_ms is {heartbeats.patience_ms:g}; it must be at least twice interval_ms, which is"
                 f" {heartbeats.interval_ms:g} and must be over 0"
             )
-        if not 0 < self._options.payload_bytes_max <= ANSWER_BYTES_MAX:  # a frontend ends a connection by which more comes
+        if (
+            not 0 < self._options.payload_bytes_max <= ANSWER_BYTES_MAX
+        ):  # a frontend ends a connection by which more comes
             raise ConfigError(
                 f"payload_bytes_max is {self._options.payload_bytes_max:,}; it must be over 0 and at most {ANSWER_BYTES_MAX:,}"
             )

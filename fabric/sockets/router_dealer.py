@@ -216,8 +216,7 @@ class DealerLink(SocketLink):
         self._own = own
         self._server = server
         self._given = tuple(addresses)
-        self._connected_to, self._server_key, self._identity = "", "", b""
-        self._own_key = ""  # with which it is connected; ZeroMQ keeps to that one
+        self._connected_to, self._server_key, self._own_key, self._identity = "", "", "", b""
         self._connect_at_ms: float | None = None
         self._began_at_ms = 0.0
         self._stream: LocalStream | None = None
@@ -363,10 +362,11 @@ class DealerLink(SocketLink):
             self._failures += 1
             after_ms = float(HANDSHAKE_MS)
             match event:
-                case zmq.Event.HANDSHAKE_FAILED_AUTH if self._has_another_key:  # in its place, so that is tried next
-                    after_ms = RECONNECT_AFTER_MS
                 case zmq.Event.HANDSHAKE_FAILED_AUTH:
-                    self.refusal = f"{self._connected_to} does not let our key in"
+                    if self._guard is None or self._guard.keyring.own.public == self._own_key:
+                        self.refusal = f"{self._connected_to} does not let our key in"
+                    else:  # ours was replaced since we connected, and ZeroMQ keeps to the former one
+                        after_ms = RECONNECT_AFTER_MS
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if self._failures >= _FAILURES_TOLD:
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
@@ -379,11 +379,6 @@ class DealerLink(SocketLink):
                 case _:  # it has another key than we thought, or the line broke
                     after_ms = RECONNECT_AFTER_MS
             self._connect_later(after_ms)
-
-    @property
-    def _has_another_key(self) -> bool:
-        """Whether our key was replaced since it connected."""
-        return self._guard is not None and self._guard.keyring.own.public != self._own_key
 
     def _note_streams_ended(self) -> None:
         for stream in self._streams.ended:

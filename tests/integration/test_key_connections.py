@@ -356,9 +356,7 @@ def test_who_has_another_key_by_now_is_back_at_once_when_the_one_it_connected_wi
     keyring = Keyring.of_file(tmp_path / "alice.key")
     keyring.clock = clock = Now()
     server = PeerId("frontend")
-    link = DealerLink.connect(
-        PeerId("client/alice/1"), server, door.link.addresses, guard=guarded(keyring)
-    )
+    link = DealerLink.connect(PeerId("client/alice/1"), server, door.link.addresses, guard=guarded(keyring))
     opened(link)
     until(lambda: link.send(server, Ping(1)), link)
     assert take(door.link, 1)[0].message == Ping(1)

@@ -108,10 +108,12 @@ def test_what_cannot_be_sent_ends_neither_the_core_nor_its_journal(tmp_path: Pat
     assert found.replayed is None
 
 
-def test_a_message_that_is_too_long_to_be_written_ends_neither_the_core_nor_its_journal(tmp_path: Path) -> None:
+def test_a_message_that_is_too_long_to_be_written_ends_neither_the_core_nor_its_journal(
+    tmp_path: Path,
+) -> None:
     """A peer may write whole numbers for floats, of which each takes us eight bytes more."""
     replica = ReplicaInfo(MODEL.model_id, 1, (1,) * ITEMS_MAX)
-    ready = SliceReady(SliceId("n/gpu0/0"), Incarnation("0"), NodeId("n"), 0, (), (replica,) * 28)
+    ready = SliceReady(SliceId("n/gpu0/0"), Incarnation("0"), NodeId("n"), 0, (), (replica,) * 30)
     heard = unpacked(packed(ready))
     with pytest.raises(PayloadTooLarge):
         packed(heard)

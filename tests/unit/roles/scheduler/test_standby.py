@@ -714,6 +714,6 @@ def test_what_is_said_early_and_is_longer_as_we_would_write_it_is_not_kept() -> 
     """A peer may write whole numbers for floats, of which each takes us eight bytes more."""
     stage = Stage()
     replica = ReplicaInfo(ModelId("m"), 1, (1,) * ITEMS_MAX)
-    heard = unpacked(packed(replace(large(0), replicas=(replica,) * 28)))
+    heard = unpacked(packed(replace(large(0), replicas=(replica,) * 30)))
     stage.hear(WORKER, heard)
     assert kept(stage) == []
