@@ -11,6 +11,9 @@ killed, and it is sealed against shrinking, so a sender cannot pull memory away 
 A place is its request's until the request has its answer. Where a worker may have it in a batch by then, as the request ended
 early or was granted more than once, it is nobody else's for a second longer (`Region.lend`): the batch is others' too. A reader
 that comes even later may find another request's bytes there.
+
+A reader may pass a place on. It names the arena by its own descriptor then, which stays open as long as it keeps the place, or has
+lent it: whoever comes next can open it though its owner has ended.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import os
 import re
 import secrets
 import stat
+import weakref
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -77,23 +81,22 @@ def is_shared_with(address: str) -> bool:
 
 
 class Region:
-    """Where a tensor's bytes lie in somebody's arena; ours are given back with the last reference to it."""
+    """Where a tensor's bytes lie in an arena, of ours or somebody else's; given back with the last reference to it."""
 
     __slots__ = ("_arena", "_is_lent", "at", "data")
 
-    def __init__(self, at: SharedAt, data: memoryview, arena: Arena | None = None) -> None:
+    def __init__(self, at: SharedAt, data: memoryview, arena: Arena | _BorrowedArena) -> None:
         self.at = at
         self.data = data
         self._arena = arena
         self._is_lent = False
 
     def lend(self) -> None:
-        """Somebody may read it after it is given back: until `LENT_MS` have passed then, nothing else is put there."""
+        """Somebody may read it after it is given back: until `LENT_MS` have passed then, nothing else is put there, and it can be opened."""
         self._is_lent = True
 
     def __del__(self) -> None:
-        if self._arena is not None:
-            self._arena.note_left(self.at.offset, len(self.data), is_lent=self._is_lent)
+        self._arena.note_left(self.at.offset, len(self.data), is_lent=self._is_lent)
 
 
 class Arena:
@@ -195,9 +198,11 @@ class Borrowed:
     Whoever has one says `forget_gone` now and then: what is mapped is there, though its owner is not.
     """
 
-    def __init__(self, arenas_max: int = ARENAS_BORROWED_MAX) -> None:
+    def __init__(self, arenas_max: int = ARENAS_BORROWED_MAX, clock: Clock | None = None) -> None:
         self._arenas_max = arenas_max
-        self._arenas: OrderedDict[str, memoryview] = OrderedDict()  # those named longest ago first
+        self._clock = clock or MonotonicClock()
+        self._arenas: OrderedDict[str, _BorrowedArena] = OrderedDict()  # those named longest ago first
+        self._lent: dict[_BorrowedArena, float] = {}  # until when they stay open
         self._to_look_at: list[str] = []
 
     def place(self, at: SharedAt, size: int) -> Region:
@@ -207,20 +212,28 @@ class Borrowed:
             arena = self._open(at.arena)
         else:
             self._arenas.move_to_end(at.arena)
-        if at.offset + size > len(arena):
+        if at.offset + size > len(arena.data):
             raise RemoteProtocolError(
-                f"{size} bytes at {at.offset} of shared memory that has {len(arena)} bytes"
+                f"{size} bytes at {at.offset} of shared memory that has {len(arena.data)} bytes"
             )
-        return Region(at, arena[at.offset : at.offset + size])
+        return Region(SharedAt(arena.name, at.offset), arena.data[at.offset : at.offset + size], arena)
 
     def __len__(self) -> int:
         return len(self._arenas)
 
+    def __bool__(self) -> bool:
+        """Whether `forget_gone` may find something."""
+        return bool(self._arenas or self._lent)
+
     def forget_gone(self) -> None:
-        """Those whose owners have closed them, or have ended, are unmapped when the last tensor in them is gone.
+        """Those whose owners have closed them, or have ended, are unmapped when the last tensor in them is gone, and nobody may read one yet.
 
         Where there are many, some of them are looked at with each call, in turn.
         """
+        now_ms = self._clock.now_ms()
+        for arena, until_ms in list(self._lent.items()):
+            if until_ms <= now_ms:
+                del self._lent[arena]
         if not self._to_look_at:
             self._to_look_at = list(self._arenas)
         looked_at = self._to_look_at[-ARENAS_LOOKED_AT_MAX:]
@@ -232,25 +245,45 @@ class Borrowed:
             if name in self._arenas and not _is_there(name):
                 del self._arenas[name]
 
-    def _open(self, name: str) -> memoryview:
+    def _open(self, name: str) -> _BorrowedArena:
         self._look_at(list(islice(self._arenas, ARENAS_LOOKED_AT_TO_OPEN)))
         if len(self._arenas) >= self._arenas_max:  # to open it again takes 0.1 ms
             self._arenas.popitem(last=False)
-        arena = self._arenas[name] = _mapped(name)
+        arena = self._arenas[name] = _BorrowedArena(name, self._lent, self._clock)
         return arena
 
 
-def _mapped(name: str) -> memoryview:
-    path, size, own_name = _parsed(name)
-    fd = _opened(path, own_name)
-    try:
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
-            raise RemoteProtocolError(f"shared memory {name!r:.80} is not sealed at its size")
-        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:
-        raise RemoteProtocolError(f"shared memory {name!r:.80} cannot be mapped: {error}") from error
-    finally:
-        os.close(fd)
+class _BorrowedArena:
+    """Somebody else's. `name` is that of our own descriptor, which is closed when the last view of `data` is gone.
+
+    Raises RemoteProtocolError for what is none, or cannot be opened.
+    """
+
+    __slots__ = ("_clock", "_lent", "data", "name")
+
+    def __init__(self, name: str, lent: dict[_BorrowedArena, float], clock: Clock) -> None:
+        path, size, own_name = _parsed(name)
+        with contextlib.ExitStack() as refused:
+            fd = _opened(path, own_name)
+            refused.callback(os.close, fd)
+            try:
+                if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != size:
+                    raise RemoteProtocolError(f"shared memory {name!r:.80} is not sealed at its size")
+                mapped = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise RemoteProtocolError(f"shared memory {name!r:.80} cannot be mapped: {error}") from error
+            refused.pop_all()
+        weakref.finalize(mapped, os.close, fd)
+        self.data = memoryview(mapped)
+        self.name = f"{os.getpid()}/{fd}/{size}/{own_name}"
+        self._lent = lent
+        self._clock = clock
+
+    def note_left(self, offset: int, size: int, *, is_lent: bool) -> None:
+        """A place in it is not used any more; safe from any thread."""
+        del offset, size
+        if is_lent:
+            self._lent[self] = self._clock.now_ms() + LENT_MS
 
 
 def _opened(path: str, own_name: str) -> int:

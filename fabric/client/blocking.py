@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
+from functools import cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -16,7 +19,7 @@ from fabric.client.client_options import ClientOptions
 from fabric.client.request_checks import Inputs, limit_ms_of
 from fabric.errors import PeerLost, WrongThread
 from fabric.messages import ModelInfo
-from fabric.sockets.base import naming_descriptors
+from fabric.sockets.base import context, naming_descriptors
 
 _JOIN_S: Final = 5.0
 _T = TypeVar("_T")
@@ -29,10 +32,9 @@ class _Session:
         with naming_descriptors():
             self.loop = asyncio.new_event_loop()
         self.client = client
-        self.thread = threading.Thread(
-            target=_run_loop, args=(self.loop, client), name="tenuto-client", daemon=True
-        )
+        self.thread = threading.Thread(target=_run_loop, args=(self,), name="tenuto-client", daemon=True)
         self.thread.start()
+        _SESSIONS.add(self)
 
     @property
     def is_on_its_thread(self) -> bool:
@@ -41,11 +43,15 @@ class _Session:
 
     def end(self) -> None:
         """Give up what is pending and end the thread, within a bounded time: at once where it is this one, when it goes on."""
+        self.begin_end()
+        if not self.is_on_its_thread:
+            self.thread.join(_JOIN_S)
+
+    def begin_end(self) -> None:
+        """The same, without waiting for the thread."""
         self.loop.call_soon_threadsafe(self.client.close)
         # Two turns of the loop: the first lets waiting tasks see their PeerLost, the second ends it.
         self.loop.call_soon_threadsafe(lambda: self.loop.call_later(0.01, self.loop.stop))
-        if not self.is_on_its_thread:
-            self.thread.join(_JOIN_S)
 
 
 class BlockingClient:
@@ -69,7 +75,9 @@ class BlockingClient:
         """Connect, anew where it was open. Raises PeerLost when nobody answers in time, ConfigError for what is no address."""
         self._check_thread()
         self.close()
-        session = _Session(Client(self._address, self._options))
+        client = Client(self._address, self._options)
+        _end_at_exit()
+        session = _Session(client)
         self._replace(session)
         try:
             self._call(session, session.client.open(), self._options.connect_timeout_ms)
@@ -155,7 +163,6 @@ class BlockingClient:
         """This process was just forked: it has this thread only, and none to answer what is asked."""
         self._lock = threading.Lock()
         if self._session is not None:
-            _INHERITED.append(self._session)
             self._session, self._is_parents = None, True
 
     def _start(self, session: _Session, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
@@ -179,7 +186,8 @@ class BlockingClient:
             raise
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop, client: Client) -> None:
+def _run_loop(session: _Session) -> None:
+    loop = session.loop
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -187,18 +195,39 @@ def _run_loop(loop: asyncio.AbstractEventLoop, client: Client) -> None:
         for task in left:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        client.close()  # again: an opening may have ended since
+        session.client.close()  # again: an opening may have ended since
     finally:
+        _SESSIONS.discard(session)
         loop.close()
 
 
 _CLIENTS: Final[weakref.WeakSet[BlockingClient]] = weakref.WeakSet()
+_SESSIONS: Final[set[_Session]] = set()  # whose threads run: also of clients that nobody has any more
 _INHERITED: Final[list[_Session]] = []  # kept, so that nothing of a parent's is ended in its fork
+
+
+@cache
+def _end_at_exit() -> None:
+    """Before the context of their sockets is ended, which closes them under the threads that use them."""
+    context()  # what is registered last is called first
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    sessions = list(_SESSIONS)
+    for session in sessions:
+        with contextlib.suppress(RuntimeError):  # its loop has ended meanwhile
+            session.begin_end()
+    for session in sessions:
+        session.thread.join(_JOIN_S)
 
 
 def _leave_to_parent() -> None:
     for client in list(_CLIENTS):
         client._leave_to_parent()  # noqa: SLF001  the class is this file's
+    _INHERITED.extend(_SESSIONS)
+    _SESSIONS.clear()
+    _end_at_exit.cache_clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -39,7 +39,7 @@ from fabric.errors import (
     WrongThread,
     request_error,
 )
-from fabric.frames import SMALL_BELOW_BYTES
+from fabric.frames import ANSWER_BYTES_MAX, SMALL_BELOW_BYTES
 from fabric.ids import ModelId
 from fabric.ipc import IPC
 from fabric.link import NamedTensor, Received, Tensor
@@ -153,6 +153,12 @@ class Client:
             raise ConfigError(
                 f"heartbeats: patience_ms is {heartbeats.patience_ms:g}; it must be at least twice interval_ms, which is"
                 f" {heartbeats.interval_ms:g} and must be over 0"
+            )
+        if (
+            not 0 < self._options.payload_bytes_max <= ANSWER_BYTES_MAX
+        ):  # a frontend ends a connection by which more comes
+            raise ConfigError(
+                f"payload_bytes_max is {self._options.payload_bytes_max:,}; it must be over 0 and at most {ANSWER_BYTES_MAX:,}"
             )
         self._clock = self._options.clock
         self._requests = 0

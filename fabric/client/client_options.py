@@ -23,7 +23,7 @@ class ClientOptions:
     pending_max: int = 10_000
     """Requests without an answer; more are refused (`Overloaded`)."""
     payload_bytes_max: int = ANSWER_BYTES_MAX
-    """Of a request's inputs; more is `TooLarge`. A frontend takes less (see Limits)."""
+    """Of a request's inputs, up to 256 MiB; more is `TooLarge`. A frontend takes less (see Limits)."""
     shared_bytes_max: int = 256 << 20
     """Of tensors in memory that is shared with a frontend of this host; what is over it travels. 0: none."""
     heartbeats: HeartbeatTiming = field(default_factory=lambda: HeartbeatTiming(200.0, 2_000.0))
@@ -31,4 +31,5 @@ class ClientOptions:
     clock: Clock = field(default_factory=MonotonicClock)
     """For tests."""
     key_file: Path | None = None
-    """From `tenuto keys add`, for frontends that are reached by TCP and ask for keys; a new one in its place is taken over."""
+    """From `tenuto keys add`, for frontends that are reached by TCP and ask for keys; a new one in its place is taken over
+    within a second, and used for every connection that is made from then on."""

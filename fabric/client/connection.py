@@ -75,8 +75,7 @@ class Connection:
             # Never full before `pending_max` says so, so that a refused send can only mean: no connection.
             queue_messages_max=2 * options.pending_max + 1_000,
             header_bytes_max=BULKY_HEADER_BYTES_MAX,  # a frontend lists all its models
-            # Of answers, too; what is sent the outbox bounds.
-            payload_bytes_max=max(options.payload_bytes_max, ANSWER_BYTES_MAX),
+            payload_bytes_max=ANSWER_BYTES_MAX,  # of answers; what is sent the outbox bounds
             queue_bytes_max=sys.maxsize,
         )
         keyring = None if options.key_file is None else Keyring.of_file(options.key_file)

@@ -122,7 +122,7 @@ class SocketLink(ABC):
         except PeerLost:
             self._streams.close()
             raise
-        self._lender = _ByIpc() if self._options.is_sharing else None
+        self._lender = _ByIpc(self._clock) if self._options.is_sharing else None
         self._frames_max = self.is_routing + self._options.frames_max
         self._is_amid = False  # in a message that has more frames than were taken of it
         # Asking ZeroMQ whether there is more is the dearest thing in a quiet turn of a loop, and its answer can only
@@ -192,7 +192,7 @@ class SocketLink(ABC):
         if self._guard is not None:
             self._follow_keys()
         if self._lender is not None:
-            self._lender.look(self._clock)
+            self._lender.look()
         if not self._has_looked:
             self._look()
         self._has_looked = False
@@ -469,16 +469,17 @@ class _ByIpc:
     `frame`: of the message that is looked at; None: it came by a local stream, whose peer is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.frame: zmq.Frame | None = None
         self.lent_bytes = 0
-        self._borrowed = Borrowed()
+        self._clock = clock
+        self._borrowed = Borrowed(clock=clock)
         self._looked_at_ms = 0.0
 
-    def look(self, clock: Clock) -> None:
+    def look(self) -> None:
         """Let go what is gone, about once a second."""
-        if self._borrowed and clock.now_ms() >= self._looked_at_ms + _GONE_EVERY_MS:
-            self._looked_at_ms = clock.now_ms()
+        if self._borrowed and self._clock.now_ms() >= self._looked_at_ms + _GONE_EVERY_MS:
+            self._looked_at_ms = self._clock.now_ms()
             self._borrowed.forget_gone()
 
     def place(self, at: SharedAt, size: int) -> Region:

@@ -216,7 +216,7 @@ class PushPool:
     @property
     def counters(self) -> Mapping[str, float]:
         """See `new_counters`, and `sockets_open`."""
-        is_open = sum((target.socket or target.stream) is not None for target in self._targets.values())
+        is_open = sum(target.socket is not None for target in self._targets.values())
         streams = float(len(self._streams))
         return {**self._counters, "sockets_open": float(is_open), "local_streams": streams}
 

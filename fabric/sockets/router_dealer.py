@@ -216,7 +216,7 @@ class DealerLink(SocketLink):
         self._own = own
         self._server = server
         self._given = tuple(addresses)
-        self._connected_to, self._server_key, self._identity = "", "", b""
+        self._connected_to, self._server_key, self._own_key, self._identity = "", "", "", b""
         self._connect_at_ms: float | None = None
         self._began_at_ms = 0.0
         self._stream: LocalStream | None = None
@@ -336,6 +336,7 @@ class DealerLink(SocketLink):
         self._socket.setsockopt(zmq.ROUTING_ID, self._identity)
         principal = principal_of_server(self._server)
         self._connected_to, self._server_key = connect_socket(self._socket, address, self._guard, principal)
+        self._own_key = "" if self._guard is None else self._guard.keyring.own.public
         self._connect_at_ms, self._began_at_ms, self._why_not = None, self._clock.now_ms(), ""
 
     def _connect_later(self, after_ms: float) -> None:
@@ -362,7 +363,10 @@ class DealerLink(SocketLink):
             after_ms = float(HANDSHAKE_MS)
             match event:
                 case zmq.Event.HANDSHAKE_FAILED_AUTH:
-                    self.refusal = f"{self._connected_to} does not let our key in"
+                    if self._guard is None or self._guard.keyring.own.public == self._own_key:
+                        self.refusal = f"{self._connected_to} does not let our key in"
+                    else:  # ours was replaced since we connected, and ZeroMQ keeps to the former one
+                        after_ms = RECONNECT_AFTER_MS
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if self._failures >= _FAILURES_TOLD:
                     has = "asks for a key" if self._guard is None else "has no key"
                     self.refusal = f"{self._connected_to} {has}"
@@ -386,6 +390,9 @@ class DealerLink(SocketLink):
 
     def _keys_changed(self, guard: LinkAccess) -> None:
         if self._server_key and not guard.trusts(self._server_key, principal_of_server(self._server)):
+            if self._is_by_zmq:  # which does not tell of the end that we make
+                self._lost[self._server] = None
+                self._is_by_zmq = False
             self._connect_later(RECONNECT_AFTER_MS)
 
     def _sender(self, whole: Whole) -> tuple[PeerId, Speaker | None]:

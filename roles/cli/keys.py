@@ -113,7 +113,8 @@ def show(folder: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001
     """Make a new key for PRINCIPAL; the old one is trusted until `revoke --old`.
 
-    Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key. Before frontends
+    Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key. A client is not
+    restarted: its new file takes the place of the old one, and within a second it connects with that. Before frontends
     restart, clients need new files: rotate them too.
     """
     target = _target(folder, principal, out)
@@ -122,8 +123,9 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
             raise ConfigError(f"{principal} has no key: add one")
         if not dry_run:
             _add(folder, principal, target)
+    then = "replace the client's file by it" if kind_of(principal) == CLIENT else "restart"
     click.echo(
-        f"{principal}: {'would make' if dry_run else 'made'} a new key in {target}; now copy {TRUSTED_FILE} to every host, restart, and"
+        f"{principal}: {'would make' if dry_run else 'made'} a new key in {target}; now copy {TRUSTED_FILE} to every host, {then}, and"
         f" tenuto keys revoke {folder} {principal} --old"
     )
     if principal == FRONTEND:

@@ -52,7 +52,7 @@ def show(played: Replay, *, is_json: bool) -> int:
         click.echo(f"a defect after {played.events} events and {played.actions} actions")
         click.echo(played.defect.rstrip())
     elif found is None:
-        cut = "; the file ends within an event" if played.is_cut else ""
+        cut = "; the file ends within an event, or the next one could not be written" if played.is_cut else ""
         click.echo(f"same: {played.events} events, {played.actions} actions{cut}")
     else:
         click.echo(f"different after {played.events} events and {played.actions} actions")

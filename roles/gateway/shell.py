@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fabric.client import Client, ClientOptions
 from fabric.clock import Clock, MonotonicClock
 from fabric.errors import ConfigError
+from fabric.frames import ANSWER_BYTES_MAX
 from fabric.ids import Incarnation, new_incarnation
 from roles.config.gateway import GatewayConfig
 from roles.gateway.certificate import Certificate
@@ -79,7 +80,9 @@ class Gateway:
         if config.tls_certificate is not None and config.tls_key is not None:
             self._certificate = Certificate(config.tls_certificate, config.tls_key)
         client_options = ClientOptions(
-            key_file=options.key_file, payload_bytes_max=config.request_bytes_max, clock=options.clock
+            key_file=options.key_file,
+            payload_bytes_max=min(config.request_bytes_max, ANSWER_BYTES_MAX),
+            clock=options.clock,
         )
         self._service = Service(Client(options.frontends, client_options), options.clock)
         repository = Repository(

@@ -5,7 +5,8 @@ fresh core they give the same actions, or a bug. Each event is one MessagePack v
 
     [now_ms, kind, peer, late_ms, message or reason, [[peer, message], …]]
 
-with messages as the wire has them (`fabric/codec.py`), empty where one cannot be sent; the first value of a file says what core it was. A file that
+with messages as the wire has them (`fabric/codec.py`), empty where one cannot be sent: a history goes as far as the first event with one
+that was heard and would be too long. The first value of a file says what core it was. A file that
 reaches half of what the journal may take becomes `FILE.1`, in place of the one before it: a history can be replayed
 as long as its beginning is there.
 """
@@ -51,6 +52,18 @@ def packed(message: AnyMessage) -> bytes:
     return encode(Envelope(WIRE_VERSION, Epoch(0), 0.0, (checked(Parcel((), message)),)))
 
 
+def packed_or_empty(message: AnyMessage) -> bytes:
+    """The same; empty where it cannot be sent.
+
+    Of our own a shell says so, and goes on. One that was heard may be longer as we would write it than it was: a peer may
+    write whole numbers for floats, and leave out what has a default.
+    """
+    try:
+        return packed(message)
+    except LocalProtocolError:
+        return b""
+
+
 def unpacked(header: bytes) -> AnyMessage:
     """The message in it. Raises RemoteProtocolError for anything else."""
     return decode(header).parcels[0].body
@@ -67,7 +80,8 @@ class Entry(Struct, frozen=True):
 class Journal:
     """Writes one. `about` says whose core it is; an earlier journal of that name is replaced.
 
-    Where it cannot be begun or written on, as on a full disk, it ends there: `events_lost` counts what came later. Whether
+    Where it cannot be begun or written on, as on a full disk, it ends there: `events_lost` counts what came later, and events of
+    messages that cannot be written. Whether
     it may be written at all `require_journal` says before.
     """
 
@@ -97,11 +111,13 @@ class Journal:
         header = b""
         for action in actions:
             if action.message is not last:  # a directory goes to many
-                last, header = action.message, _said(action.message)
+                last, header = action.message, packed_or_empty(action.message)
             sent.append((action.peer, header))
         match event:
             case Heard(peer, message, late_ms):
-                fields: tuple[object, ...] = (_HEARD, peer, float(late_ms), packed(message))
+                content = packed_or_empty(message)
+                self.events_lost += not content
+                fields: tuple[object, ...] = (_HEARD, peer, float(late_ms), content)
             case Lost(peer, reason):
                 fields = (_LOST, peer, 0.0, reason.encode())
             case Tick():
@@ -197,7 +213,7 @@ class Difference(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """What a replay found. `is_cut`: the file ends within an event, as after a crash.
+    """What a replay found. `is_cut`: the file ends within an event, as after a crash, or the next one could not be written.
 
     `defect`: the traceback of what the event after those raised.
     """
@@ -222,7 +238,7 @@ def replay(path: Path, core_from: Callable[[bytes], MessageCore]) -> Replay:
             sent = core.handle(entry.event, entry.now_ms)
         except Exception:  # noqa: BLE001  what a core raises is a defect, and this is how it is looked at
             return Replay(events, actions, None, is_cut=False, defect=traceback.format_exc())
-        played = [(send.peer, _said(send.message)) for send in sent]
+        played = [(send.peer, packed_or_empty(send.message)) for send in sent]
         for recorded, replayed in zip_longest(entry.sent, played):
             if recorded != replayed:
                 found = Difference(events, entry.now_ms, str(entry.event), _shown(recorded), _shown(replayed))
@@ -260,9 +276,13 @@ class JournalReader:
                 )
             for value in values:
                 try:
-                    yield _entry(value)
+                    entry = _entry(value)
                 except (FabricError, TypeError, ValueError, UnicodeDecodeError) as error:
                     raise ConfigError(f"{path}: not a journal's event: {error}") from error
+                if entry is None:
+                    self.is_cut = True
+                    return
+                yield entry
                 events += 1
 
     def _values(self, path: Path) -> Iterator[object]:
@@ -296,11 +316,14 @@ def _head(path: Path, value: object) -> tuple[int, bytes]:
             raise ConfigError(f"{path}: not a journal")
 
 
-def _entry(value: object) -> Entry:
+def _entry(value: object) -> Entry | None:
+    """None: its message could not be written."""
     match value:
         case [float(now_ms), int(kind), str(peer), float(late_ms), bytes(content), list(sent)]:
             actions = tuple(map(_action, sent))
             if kind == _HEARD:
+                if not content:
+                    return None
                 return Entry(now_ms, Heard(PeerId(peer), unpacked(content), late_ms), actions)
             if kind == _LOST:
                 return Entry(now_ms, Lost(PeerId(peer), content.decode()), actions)
@@ -322,14 +345,6 @@ def _shown(sent: tuple[PeerId, bytes] | None) -> str | None:
         return None
     peer, header = sent
     return f"to {peer}: {unpacked(header) if header else 'a message that could not be sent'}"
-
-
-def _said(message: AnyMessage) -> bytes:
-    """As the wire has it; empty: it cannot be sent. Its shell says so, and goes on."""
-    try:
-        return packed(message)
-    except LocalProtocolError:
-        return b""
 
 
 def require_journal(path: Path) -> None:

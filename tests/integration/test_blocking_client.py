@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -83,6 +85,53 @@ def test_a_fork_while_another_thread_uses_the_client_does_not_hang(frontend: Fro
         said = said_in_fork(talk)
     assert said.startswith("this process was forked")
     assert said.endswith("; [1.]")
+
+
+AT_EXIT = """
+import sys
+from fabric.client import BlockingClient
+def asked(address):
+    client = BlockingClient(address)
+    client.open()
+    return [client.submit("never", {"x": [1.0]}) for _ in range(100)], client
+kept = [asked(sys.argv[1]) for _ in range(4)]
+kept[0] = kept[0][0]  # nobody has that client any more
+kept[1][0][0].add_done_callback(lambda future: print(future.exception()))
+"""
+
+
+def test_a_program_may_end_with_clients_that_are_open_and_requests_pending(frontend: Frontend) -> None:
+    """ZeroMQ ends the process where a socket is closed under the thread that uses it."""
+    for _ in range(20):
+        ended = subprocess.run(
+            [sys.executable, "-c", AT_EXIT, frontend.address],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended.stdout == "the client was closed\n"
+
+
+def test_a_fork_may_end_while_its_parents_client_goes_on(frontend: Frontend) -> None:
+    script = f"""
+import os, sys
+{AT_EXIT}
+pid = os.fork()
+if pid:
+    status = os.waitpid(pid, 0)[1]
+    kept[1][1].infer("echo", {{"x": [1.0]}})
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, frontend.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def done_on_its_thread(client: BlockingClient, work: Callable[[], object]) -> object:

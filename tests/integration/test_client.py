@@ -610,6 +610,15 @@ def test_heartbeats_that_judge_too_soon_are_refused(heartbeats: HeartbeatTiming)
         BlockingClient("tcp://127.0.0.1:9", ClientOptions(heartbeats=heartbeats)).open()
 
 
+@pytest.mark.parametrize("bytes_max", [0, (256 << 20) + 1])
+def test_more_bytes_than_a_frontend_lets_come_are_refused_as_a_limit(bytes_max: int) -> None:
+    """One request of so many would end the connection, with all that others have in flight there."""
+    with pytest.raises(
+        ConfigError, match=r"payload_bytes_max is .*; it must be over 0 and at most 268,435,456"
+    ):
+        Client("tcp://127.0.0.1:9", ClientOptions(payload_bytes_max=bytes_max))
+
+
 def test_any_role_can_be_asked_for_its_status(frontend: Frontend) -> None:
     listed = ask_status(frontend.address)
     assert (listed.role_id, listed.counters) == ("frontend-0", {"bytes_in": 5.0})

@@ -36,6 +36,7 @@ from fabric.keys import (
 from fabric.link import Link
 from fabric.messages import ModelsListed, Ping, Pong
 from fabric.sockets import DealerLink, PullLink, PushPool, RouterLink, context
+from fabric.sockets.base import HANDSHAKE_MS
 from roles.frontend.shell import FrontendOptions, FrontendShell
 from roles.runtime.process import StopSignal
 from tests.integration.test_keys import Now, bare, control, dealer, folder, run, says
@@ -262,6 +263,8 @@ def test_who_is_connected_to_a_server_whose_key_is_revoked_leaves_it(folder: Pat
     run("revoke", str(folder), f"{NODE}/a")
     clock.at_ms += LOOK_EVERY_MS
     assert list(link.receive(16)) == []
+    assert link.has_more
+    assert list(link.take_lost()) == [SERVER], "what is in flight there will not be answered"
     assert not link.send(SERVER, Ping(2))
     assert not pool.send(slice_id, Ping(2))
 
@@ -269,6 +272,7 @@ def test_who_is_connected_to_a_server_whose_key_is_revoked_leaves_it(folder: Pat
         assert (
             list(link.receive(16)) == []
         )  # what came before it left must be taken off, or the connection stands
+        assert not link.take_lost()  # once
         return established(port_of(router)) == 0 and established(port_of(pull)) == 0
 
     until(is_over, link)
@@ -342,6 +346,38 @@ def test_what_a_client_asks_after_its_key_was_revoked_ends_unauthorised(
             client.infer("m", {"input": np.zeros(4, np.float32)}, budget_ms=20_000.0)
     finally:
         client.close()
+
+
+def test_who_has_another_key_by_now_is_back_at_once_when_the_one_it_connected_with_is_revoked(
+    folder: Path, opened: Opened, tmp_path: Path
+) -> None:
+    """A client's new file was put in the place of its old one; ZeroMQ tries again with the key of the connection that has ended."""
+    door = Door(Keyring.of_folder(folder, FRONTEND), opened)
+    keyring = Keyring.of_file(tmp_path / "alice.key")
+    keyring.clock = clock = Now()
+    server = PeerId("frontend")
+    link = DealerLink.connect(PeerId("client/alice/1"), server, door.link.addresses, guard=guarded(keyring))
+    opened(link)
+    until(lambda: link.send(server, Ping(1)), link)
+    assert take(door.link, 1)[0].message == Ping(1)
+    run("rotate", str(folder), f"{CLIENT}/alice", "--out", str(tmp_path / "new.key"))
+    (tmp_path / "new.key").replace(tmp_path / "alice.key")
+    run("revoke", str(folder), f"{CLIENT}/alice", "--old")
+    clock.at_ms += LOOK_EVERY_MS
+    door.guard.keyring._looked_at_ms = -LOOK_EVERY_MS
+    assert door.link.receive(16) == []
+    until(lambda: bool(link.take_lost()), link)
+    refused = door.guard.refused
+
+    def is_back() -> bool:
+        assert not link.refusal
+        return link.send(server, Ping(2))
+
+    began_ms = CLOCK.now_ms()
+    until(is_back, link)
+    assert CLOCK.now_ms() - began_ms < HANDSHAKE_MS / 2
+    assert door.guard.refused > refused, "the old one was tried"
+    assert [one.message for one in take(door.link, 1)] == [Ping(2)]
 
 
 def test_a_clients_key_does_not_ask_how_a_frontend_is(folder: Path, tmp_path: Path) -> None:

@@ -466,6 +466,7 @@ def test_what_is_dropped_and_not_read_is_let_go_after_a_moment(folder: Path, ope
     payload = np.zeros(500_000, np.uint8)
     seen = weakref.ref(payload)
     assert pool.send(SLICE, Ping(1), [NamedTensor("x", payload)])
+    assert (pool.counters["local_streams"], pool.counters["sockets_open"]) == (1, 0)
     del payload
     assert seen() is not None
     pool.drop(SLICE)

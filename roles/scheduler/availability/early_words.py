@@ -7,7 +7,7 @@ from typing import Final
 from fabric.ids import PeerId
 from fabric.messages import SliceReady
 from roles.runtime.core import Heard
-from roles.runtime.journal import packed
+from roles.runtime.journal import packed_or_empty
 
 EARLY_MAX: Final = 4_096
 EARLY_BYTES_MAX: Final = 32 << 20
@@ -25,8 +25,8 @@ class EarlyWords:
         """In place of what it said before, if there is room."""
         key = event.peer, slice_id
         self._drop(key)
-        size = len(packed(event.message))
-        if len(self._events) < EARLY_MAX and self._bytes + size <= EARLY_BYTES_MAX:
+        size = len(packed_or_empty(event.message))
+        if size and len(self._events) < EARLY_MAX and self._bytes + size <= EARLY_BYTES_MAX:
             self._events[key] = event, size
             self._bytes += size
 

@@ -135,6 +135,66 @@ def test_a_shared_tensor_can_be_passed_on_by_its_receiver() -> None:
     assert np.array_equal(at_last.array, LARGE)
 
 
+def test_what_a_reader_passes_on_can_be_opened_though_its_owner_has_ended() -> None:
+    """A client that ends while its request is on the way to a worker takes nothing from the others in that message."""
+    tensors = [NamedTensor("x", LARGE.copy()), NamedTensor("x", LARGE + 1)]
+    arenas = [Arena(1 << 20), Arena(1 << 20)]
+    for tensor, arena in zip(tensors, arenas, strict=True):
+        share(tensor, arena)
+    reader = Borrowed()
+    passed_on = [
+        frames.split(frames.join((packed(tensor),), epoch=NO_EPOCH, sent_at_ms=0.0), borrowed=reader)[1][0][0]
+        for tensor in tensors
+    ]
+    arenas[0].close()
+    reader.forget_gone()
+    both = frames.pack(MESSAGE, passed_on, is_sharing=True)
+    parts = frames.join((both,), epoch=NO_EPOCH, sent_at_ms=0.0)
+    assert len(parts) == 1
+    _, (came,) = frames.split(parts, borrowed=Borrowed())
+    assert [one.array[0] for one in came] == [0.0, 1.0]
+
+
+def test_what_a_reader_has_done_with_can_be_opened_for_a_moment_where_somebody_may_read_it() -> None:
+    clock = VirtualClock(0.0)
+    for is_lent in (False, True):
+        arena = Arena(ALIGNMENT)
+        own = arena.put(memoryview(b"abc"))
+        assert own is not None
+        reader = Borrowed(clock=clock)
+        place = reader.place(own.at, 3)
+        at = place.at
+        if is_lent:
+            place.lend()
+        arena.close()
+        del place
+        reader.forget_gone()
+        assert not len(reader)
+        if is_lent:
+            assert reader, "it is to be looked at again"
+            clock.advance(clock.now_ms() + LENT_MS - 1.0)
+            reader.forget_gone()
+            assert bytes(Borrowed().place(at, 3).data) == b"abc"
+            clock.advance(clock.now_ms() + 1.0)
+            reader.forget_gone()
+        assert not reader
+        with pytest.raises(RemoteProtocolError):
+            Borrowed().place(at, 3)
+
+
+def test_what_is_refused_leaves_no_descriptor_open() -> None:
+    arena = Arena(ALIGNMENT)
+    pid, fd, _, name = arena.name.split("/")
+    before = descriptors()
+    with pytest.raises(RemoteProtocolError, match="not sealed at its size"):
+        Borrowed().place(SharedAt(f"{pid}/{fd}/{2 * ALIGNMENT}/{name}", 0), 1)
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_shared_bytes_count_against_the_limit_on_both_sides() -> None:
     tensor = NamedTensor("x", LARGE.copy())
     share(tensor, Arena(1 << 20))
@@ -298,6 +358,7 @@ def test_another_process_reads_it_and_keeps_it_when_the_owner_was_killed() -> No
         owner.kill()
         owner.wait(10)
     assert bytes(place.data) == b"abc"
+    assert as_bytes(place) == b"abc"
 
 
 def test_it_can_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:

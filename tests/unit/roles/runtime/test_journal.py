@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fabric.errors import ConfigError
+from fabric.errors import ConfigError, PayloadTooLarge
 from fabric.ids import FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
+    ITEMS_MAX,
     Arrivals,
     DesiredSlices,
     Dropped,
@@ -21,6 +22,8 @@ from fabric.messages import (
     NodeHello,
     Ping,
     Pong,
+    ReplicaInfo,
+    SliceReady,
     SliceSpec,
 )
 from roles.cli.replay import replay as replay_command
@@ -28,7 +31,17 @@ from roles.cli.replay import show
 from roles.config.cluster import PolicyChoice
 from roles.runtime.core import Heard, Lost, Send, Tick
 from roles.runtime.exit_codes import EXIT_DEFECT
-from roles.runtime.journal import Event, Journal, JournalReader, Recorded, Replay, replay, require_journal
+from roles.runtime.journal import (
+    Event,
+    Journal,
+    JournalReader,
+    Recorded,
+    Replay,
+    packed,
+    replay,
+    require_journal,
+    unpacked,
+)
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.replay_start import about_scheduler, scheduler_from
 from roles.scheduler.settings import SchedulerSettings
@@ -93,6 +106,24 @@ def test_what_cannot_be_sent_ends_neither_the_core_nor_its_journal(tmp_path: Pat
     assert found is not None
     assert found.recorded == "to agent/1: a message that could not be sent"
     assert found.replayed is None
+
+
+def test_a_message_that_is_too_long_to_be_written_ends_neither_the_core_nor_its_journal(
+    tmp_path: Path,
+) -> None:
+    """A peer may write whole numbers for floats, of which each takes us eight bytes more."""
+    replica = ReplicaInfo(MODEL.model_id, 1, (1,) * ITEMS_MAX)
+    ready = SliceReady(SliceId("n/gpu0/0"), Incarnation("0"), NodeId("n"), 0, (), (replica,) * 30)
+    heard = unpacked(packed(ready))
+    with pytest.raises(PayloadTooLarge):
+        packed(heard)
+    journal = Journal(tmp_path / "j", b"echo")
+    core = Recorded(Echo(), journal)
+    for message in (Ping(0), heard, Ping(1)):
+        core.handle(Heard(PEER, message), 0.0)
+    journal.close()
+    assert journal.events_lost == 1
+    assert replay(tmp_path / "j", lambda _: Echo()) == Replay(1, 1, None, is_cut=True)
 
 
 def test_every_event_is_read_as_it_was_taken(tmp_path: Path) -> None:

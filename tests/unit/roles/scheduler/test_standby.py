@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from fabric.ids import OPERATOR, Epoch, FrontendId, Incarnation, ModelId, NodeId, PeerId, SliceId, peer_id
 from fabric.limits import INTEGER_MAX
 from fabric.messages import (
+    ITEMS_MAX,
     AnyMessage,
     Arrivals,
     Changed,
@@ -40,7 +41,7 @@ from fabric.messages import (
 from policies.batching.registry import make_discipline
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.epochs import HELD_MS
-from roles.runtime.journal import packed
+from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound, StopAsked
 from roles.scheduler.availability.election import Electorate, EpochTaken, LeaseLapsed
@@ -796,3 +797,12 @@ def test_what_is_said_early_is_kept_in_bounds(monkeypatch: pytest.MonkeyPatch) -
     stage.replica.handle(Lost(WORKER, CLOSED), 0.0)
     stage.hear(other, large(1, other))
     assert [ready.slice_id for ready in kept(stage)] == ["a/gpu0/1"]
+
+
+def test_what_is_said_early_and_is_longer_as_we_would_write_it_is_not_kept() -> None:
+    """A peer may write whole numbers for floats, of which each takes us eight bytes more."""
+    stage = Stage()
+    replica = ReplicaInfo(ModelId("m"), 1, (1,) * ITEMS_MAX)
+    heard = unpacked(packed(replace(large(0), replicas=(replica,) * 30)))
+    stage.hear(WORKER, heard)
+    assert kept(stage) == []
