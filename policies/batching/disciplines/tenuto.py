@@ -84,11 +84,12 @@ class Tenuto(Central):
             self._note(state, run, now_ms)
             return self._take_on(state, run, now_ms)
         taken: Sequence[BatchDecision] = ()
+        # Now, as a batch that leaves with what is taken on may go on with the plan, which may open the gate.
+        retry_after_ms = gate.retry_after_ms(priority)
         if admitted:
             piece = cut(run, admitted)
             self._note(state, piece, now_ms)
             taken = self._take_on(state, piece, now_ms)
-        retry_after_ms = gate.retry_after_ms(priority)
         return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 
     def _note(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
