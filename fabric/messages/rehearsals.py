@@ -18,6 +18,7 @@ class RehearsalModel(Value, frozen=True):
     lost_share: float
     openings_ms: float
     expected_ms: float
+    is_over_share: bool = False
 
 
 class RehearsalReplica(Value, frozen=True):
@@ -58,6 +59,7 @@ class RehearsalAsked(Message, frozen=True, tag=72):
     variants: Listed[int]
     from_ms: float
     blocks: int
+    is_lowest_id: bool = True
 
 
 class RehearsalMade(Message, frozen=True, tag=73):

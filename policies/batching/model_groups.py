@@ -45,6 +45,8 @@ class ModelCounts:
     expected_ms_per_request: float = 0.0
     openings_ms: float = 0.0
     expected_ms: float = 0.0
+    is_over_share: bool = False
+    """In a rehearsal: more was asked than its share, and what is played is what was taken on. Else its `gate` says so."""
 
     def roll(self, memory: float) -> None:
         """Take over the losses counted since the last time, and forget a part of what is known."""

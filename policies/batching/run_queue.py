@@ -106,11 +106,11 @@ class RunQueue:
         self.has_priorities = any(run.priority is not None for run in kept)
         return sorted(taken, key=_deadline_at_ms)
 
-    def drop_before(self, deadline_at_ms: float) -> list[RequestRun]:
-        """Take all requests with a deadline before that moment; a run with both sorts is cut."""
+    def drop_before(self, deadline_at_ms: float, runs_max: int | None = None) -> list[RequestRun]:
+        """Take all requests with a deadline before that moment, or those of the first runs; a run with both sorts is cut."""
         runs = self.runs
         taken: list[RequestRun] = []
-        while runs and runs[0].deadline_at_ms < deadline_at_ms:
+        while runs and runs[0].deadline_at_ms < deadline_at_ms and len(taken) != runs_max:
             run = runs[0]
             share = tight_count(run, deadline_at_ms)
             if share == run.count:

@@ -7,8 +7,8 @@ It is *due* from the moment at which its discipline wants it to go:
 - eager: at once
 - timeout: when its first request has waited long enough, or at the latest moment, deadline - l(b)
 
-A slice that is free goes to the due candidate with the smallest latest moment; a candidate takes the slice that runs it
-fastest, and of equal ones the first. What cannot finish even alone is given up. The window drop also gives up heads
+A slice that is free goes to the due candidate with the smallest latest moment; a candidate takes the slice that runs the
+largest batch fastest, and of equal ones the first. What cannot finish even alone is given up. The window drop also gives up heads
 that would force a batch smaller than the target while enough younger requests wait for one of that size.
 """
 
@@ -92,6 +92,10 @@ class Central(Reference):
             for run_ms in self.tables(name):
                 found += self._due(name, run_ms, now_ms)[:1]
             found.append(queue[0].deadline_at_ms - self.fastest_ms(name) + MARGIN_MS)
+            if len({model.delay_ms for model in self.models.values()}) > 1:
+                due = (self._candidate(name, run_ms, now_ms) for run_ms in self.tables(name))
+                shrinks_later_ms = MARGIN_MS - self.models[name].delay_ms  # and is less urgent then
+                found += [one.latest_at_ms + shrinks_later_ms for one in due if one is not None]
             if self._rules.is_window and self._is_due(name, now_ms):
                 first_at_ms = self._arrived[name][0]
                 found.append(first_at_ms + SAMPLE_MS * (1 + (now_ms - first_at_ms) // SAMPLE_MS))
@@ -179,7 +183,7 @@ class Central(Reference):
                 best_of[kind] = min(wanted, key=lambda one: one.latest_at_ms, default=None)
             best = best_of[kind]
             if best and self.free_at_ms[gpu.name] <= now_ms + self.models[best.model].delay_ms:
-                matches.append((gpu.run_ms[best.model][0], order, gpu, best))
+                matches.append((gpu.run_ms[best.model][-1], order, gpu, best))
         if not matches:
             return False
         _, _, gpu, best = min(matches, key=lambda match: match[:2])

@@ -30,17 +30,22 @@ class Pair:
 
     With several, ours looks at the heads that a window drop takes when the fastest slices' batch is looked at, and
     leaves them out of the slower ones' for good; without the drop nothing depends on when it looks.
+
+    `is_central`: it is played with delays of each model's own, and with run times that cross, too.
     """
 
     ours: Callable[[], Discipline]
     reference: Callable[[Setting], Reference]
     classes: int | None = None
     has_ties: bool = False
+    is_central: bool = False
 
 
 def _central(ours: Callable[[], Discipline], due: central.Due, *, is_window: bool) -> Pair:
     rules = central.Rules(due, is_window=is_window)
-    return Pair(ours, lambda setting: central.Central(setting, rules), 1 if is_window else None)
+    return Pair(
+        ours, lambda setting: central.Central(setting, rules), 1 if is_window else None, is_central=True
+    )
 
 
 def loads_and_bins(setting: Setting, rates: Mapping[str, float]) -> tuple[list[ModelLoad], list[Bin]]:

@@ -244,25 +244,40 @@ def is_tie(setting: Setting, theirs: Played, ours: Played) -> bool:
     return False
 
 
-def random_setting(seed: int, *, requests: int = 300, classes: int | None = None) -> Setting:
+def random_setting(
+    seed: int,
+    *,
+    requests: int = 300,
+    classes: int | None = None,
+    has_own_delays: bool = False,
+    is_crossed: bool = False,
+) -> Setting:
     """One to twelve models with Zipf weights and bursts on slices of one to three speeds, from idle to overload.
 
     Everything lies at random floats and requests are a little apart, so that hardly two things happen at one moment.
+    `has_own_delays`: each model one. `is_crossed`: slices that are slower for large batches may be faster for small ones.
     """
     rng = random.Random(seed)
+    own = random.Random(f"own {seed}")  # the rest is the same with and without
     count = rng.randint(1, 12)
     delay_ms = rng.choice((0.0, 0.0, rng.uniform(0.1, 1.0)))
     models, tables = [], {}
     for rank in range(count):
         alpha_ms, beta_ms = rng.uniform(0.05, 3.0), rng.uniform(0.0, 12.0)
-        slo_ms = rng.uniform(1.2, 6.0) * (alpha_ms + beta_ms) + delay_ms
+        slo_ms = rng.uniform(1.2, 6.0) * (alpha_ms + beta_ms)
+        own_delay_ms = own.uniform(0.0, 1.0) if has_own_delays else delay_ms
         name = f"m{rank}"
-        models.append(Model(name, slo_ms, delay_ms))
+        models.append(Model(name, slo_ms + own_delay_ms, own_delay_ms))
         size_max = rng.choice((1, 2, 5, 16, 64))
         tables[name] = [alpha_ms * size + beta_ms for size in range(1, size_max + 1)]
     speeds = [1.0, rng.uniform(1.3, 1.7), rng.uniform(2.1, 4.0)][: classes or rng.choice((1, 1, 2, 3))]
     gpus = []
     scaled = {speed: {name: [speed * ms for ms in run] for name, run in tables.items()} for speed in speeds}
+    if is_crossed:
+        for speed in speeds[1:]:
+            for name, run_ms in tables.items():
+                if len(run_ms) > 1 and own.random() < 0.5:
+                    scaled[speed][name] = _crossing(run_ms, speed, own.uniform(0.2, 0.9))
     for order in range(rng.randint(1, 10)):
         speed = rng.choice(speeds)
         is_whole = order == 0 or rng.random() < 0.8  # every model is hosted somewhere
@@ -295,3 +310,10 @@ def random_setting(seed: int, *, requests: int = 300, classes: int | None = None
             for number, (at_ms, model) in enumerate(came)
         ),
     )
+
+
+def _crossing(run_ms: Sequence[float], slower: float, faster: float) -> list[float]:
+    """Run times so many times as long for the largest batch, and as short for a single request."""
+    steps = len(run_ms) - 1
+    first_ms, last_ms = faster * run_ms[0], slower * run_ms[-1]
+    return [first_ms + (last_ms - first_ms) * step / steps for step in range(len(run_ms))]

@@ -63,6 +63,7 @@ class Tenuto(Central):
     ) -> None:
         super().__init__(TENUTO, is_window_drop=drop != "simple", is_lowest_id=is_lowest_id)
         self._plans_target = drop is None
+        self._is_lowest_id = is_lowest_id
         self._variant = variant or PLANNED
         self._rehearsals = Rehearsals() if variant is None and drop is None else None
         self._slices_given: dict[SliceId, BatchSlice] = {}
@@ -83,12 +84,13 @@ class Tenuto(Central):
         if admitted == run.count:
             self._note(state, run, now_ms)
             return self._take_on(state, run, now_ms)
+        # Now, as a batch that leaves with what is taken on may go on with the plan, which may open the gate.
+        retry_after_ms = gate.retry_after_ms(priority)
         taken: Sequence[BatchDecision] = ()
         if admitted:
             piece = cut(run, admitted)
             self._note(state, piece, now_ms)
             taken = self._take_on(state, piece, now_ms)
-        retry_after_ms = gate.retry_after_ms(priority)
         return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 
     def _note(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
@@ -111,13 +113,20 @@ class Tenuto(Central):
                 counts.losses.share,
                 counts.openings_ms,
                 counts.expected_ms,
+                counts.gate.buckets is not None,
             )
             for state, counts in (
                 (self._models[model_id], self._counts[model_id]) for model_id in self._planned_models()
             )
         ]
         given = self._slices_given
-        return self._rehearsals.question(models, lambda: tuple(given.values()), self._lost_share(), now_ms)
+        return self._rehearsals.question(
+            models,
+            lambda: tuple(given.values()),
+            self._lost_share(),
+            now_ms,
+            is_lowest_id=self._is_lowest_id,
+        )
 
     def rehearsed(self, answer: Rehearsed, now_ms: float) -> None:
         """See `Rehearses`."""
@@ -132,6 +141,7 @@ class Tenuto(Central):
             counts = self._counts[one.model.model_id]
             counts.losses.share = one.lost_share
             counts.openings_ms, counts.expected_ms = one.openings_ms, one.expected_ms
+            counts.is_over_share = one.is_over_share
             self._models[one.model.model_id].rate.begin_at(one.rate_rps, 0.0)
         self._regroup()
         for group in self._groups:
@@ -267,7 +277,7 @@ class Tenuto(Central):
             pools = [pool for pool in group.pools if pool.size]
             demand = Demand([one for _, _, one in asked], group.slices, opening_ratio)
             lost_shares = [counts.losses.share for _, counts, _ in asked]
-            is_short = any(counts.gate.buckets is not None for counts in counts_of)
+            is_short = any(counts.is_over_share or counts.gate.buckets is not None for counts in counts_of)
             holds = plan_holds(demand, lost_shares, mean, is_short=is_short)
             reserves = plan_reserves(demand, [pool.at_once for pool in pools], mean)
             if (handled := handled + size) > at_once:

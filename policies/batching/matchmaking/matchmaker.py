@@ -115,17 +115,22 @@ class Matchmaker(Timed[Target]):
                     candidate.alarm_at_ms = NEVER_MS  # what arrives and is ready may go before them
                     return False
             if not size:
-                # Where nothing is left because no inputs are ready, the first one goes alone.
+                # Where they would fit, the first run's inputs come too late. It goes alone: behind it others may be ready.
+                runs_max = 1 if limit_at_ms <= now_ms else None
                 limit_at_ms = max(limit_at_ms, just_after(candidate.deadline_at_ms))
-                if candidate is not state.candidates[0]:
+                if state.is_crossed or candidate is not state.candidates[0]:
                     if candidate.is_waiting:
                         self._leave(candidate, now_ms)
-                    candidate.skip_before(limit_at_ms, self._guard_ms)
+                    candidate.skip_before(limit_at_ms, runs_max, self._guard_ms)
                     pool = None  # it was the turn of another batch
-                    continue
-                if self._is_window_drop and self._keeps_heads(candidate, now_ms, pool):
+                    if not state.is_crossed or not (left := min(one.skip_count for one in state.candidates)):
+                        continue
+                    lost = state.queue.pop(left)  # by all classes
+                elif self._is_window_drop and self._keeps_heads(candidate, now_ms, pool):
                     return False
-                self._give_up(state, state.queue.drop_before(limit_at_ms), now_ms, out)
+                else:
+                    lost = state.queue.drop_before(limit_at_ms, runs_max)
+                self._give_up(state, lost, now_ms, out)
                 self._reset(state, now_ms)
                 return True
             horizon_ms = now_ms + candidate.lead[size]
@@ -225,9 +230,12 @@ class Matchmaker(Timed[Target]):
             self._serial += 1
             pool.wait(rank_at_ms, state.model.priority, self._serial, candidate)
             pool.lead_max_ms = max(pool.lead_max_ms, lead_ms)
-            self._arm_pool(pool, lead_ms, now_ms)
-        if candidate is state.candidates[0]:
-            at_ms = just_after(candidate.deadline_at_ms - state.alone_ms)
+            if pool.find(now_ms + lead_ms) is None:
+                self._arm_pool(pool, lead_ms, now_ms)
+            elif not self._is_gathering and pool.first_waiting() is candidate:
+                self._arm(pool, now_ms)  # those that waited have a shorter way, and would take it later
+        if state.is_crossed or candidate is state.candidates[0]:
+            at_ms = just_after(candidate.deadline_at_ms - candidate.cost[1])
             if self._is_window_drop and not candidate.target_planned:
                 # With each sample of the model's rate another size may be worth protecting.
                 if now_ms >= state.rate.due_at_ms:
@@ -269,6 +277,10 @@ class Matchmaker(Timed[Target]):
                 lead_ms = candidate.lead[size]
                 if lead_ms < pool.lead_max_ms and pool.find(now_ms + lead_ms) is None:
                     self._arm_pool(pool, lead_ms, now_ms)
+                    # Then it is smaller, and somebody with a longer way may be more urgent.
+                    shrinks_at_ms = just_after(batch.deadline_at_ms - candidate.cost[size])
+                    if shrinks_at_ms < pool.armed_at_ms:
+                        self._arm(pool, shrinks_at_ms)
                     return
             heappop(waiting)
             skip_runs = candidate.skip_runs

@@ -14,7 +14,7 @@ from policies.batching.batch_moments import cost_table, just_before, lead_table
 from policies.batching.drop import fallback_target, target_size
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule
-from policies.batching.matchmaking.speed_classes import SpeedClass
+from policies.batching.matchmaking.speed_classes import STEP, SpeedClass
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 
@@ -32,11 +32,16 @@ class ModelPlan(NamedTuple):
 
 
 class ModelState:
-    """One model: its queue, its rate, its plan if it has one, its candidates (the fastest class first)."""
+    """One model: its queue, its rate, its plan if it has one, its candidates.
+
+    The class that is fastest for the largest batch comes first. `is_crossed`: another one is faster for a single request, as
+    a CPU beside a GPU may be.
+    """
 
     __slots__ = (
         "alone_ms",
         "candidates",
+        "is_crossed",
         "is_gated",
         "model",
         "per_ms",
@@ -59,6 +64,7 @@ class ModelState:
         self.plan: ModelPlan | None = None
         self.candidates: list[Candidate] = []
         self.sole: Candidate | None = None  # the only candidate, where there is only one
+        self.is_crossed = False
         self.alone_ms = 0.0  # a request with less than this left cannot finish even alone
 
     def follow(self, plan: ModelPlan) -> None:
@@ -84,6 +90,8 @@ class ModelState:
         self.candidates.sort(key=lambda candidate: candidate.table[common])
         self.sole = self.candidates[0] if len(self.candidates) == 1 else None
         self.alone_ms = min(candidate.cost[1] for candidate in self.candidates)
+        fastest_ms = min(candidate.table[1] for candidate in self.candidates)
+        self.is_crossed = self.candidates[0].table[1] > STEP * fastest_ms  # tables are rounded up by as much
 
     @property
     def classes(self) -> set[SpeedClass]:
@@ -106,7 +114,7 @@ class Candidate:
     `hold_deadline_at_ms - hold[n]`. `armed_at_ms` is when the timer that counts will fire; an arrival that leaves the due
     moment at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
     last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for
-    this class and left to faster ones. `is_early`: it stands in its pools' `early`, with its `head_no`, which counts the
+    this class and left to others. `is_early`: it stands in its pools' `early`, with its `head_no`, which counts the
     heads that the queue has had; `was_early`: it has stood there since this head came. `awaits_inputs`: it would go now if
     the inputs of more of its requests were ready, and sleeps until they are.
     """
@@ -204,9 +212,10 @@ class Candidate:
         else:
             self.deadline_at_ms = self.hold_deadline_at_ms = self.timeout_at_ms = NEVER_MS
 
-    def skip_before(self, deadline_at_ms: float, guard_ms: float) -> None:
-        """Leave the requests with deadlines before that moment to faster classes."""
-        for run in islice(self.model.queue.runs, self.skip_runs, None):
+    def skip_before(self, deadline_at_ms: float, runs_max: int | None, guard_ms: float) -> None:
+        """Leave the requests with deadlines before that moment, or the first runs of them, to other classes."""
+        runs = self.model.queue.runs
+        for run in islice(runs, self.skip_runs, runs_max and self.skip_runs + runs_max):
             if run.deadline_at_ms >= deadline_at_ms:
                 break
             self.skip_runs += 1

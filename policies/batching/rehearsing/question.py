@@ -54,17 +54,24 @@ class Arrival(Struct, frozen=True, gc=False):  # thousands are made in one turn 
 
 
 class RehearsedModel(Struct, frozen=True):
-    """A model and what is known of it: its rate, what it loses, and what opening its batches cost beside what was expected."""
+    """A model and what is known of it: its rate, what it loses, and what opening its batches cost beside what was expected.
+
+    `is_over_share`: more was asked of it than its share, and the arrivals are what was taken on.
+    """
 
     model: BatchModel
     rate_rps: float
     lost_share: float
     openings_ms: float
     expected_ms: float
+    is_over_share: bool = False
 
 
 class Question(Struct, frozen=True):
-    """`variants` are indices of `VARIANTS`. `lost_share`: of all models together. Blocks are counted from `from_ms` on."""
+    """`variants` are indices of `VARIANTS`. `lost_share`: of all models together. Blocks are counted from `from_ms` on.
+
+    `is_lowest_id`: which of the free slices is taken, as in `Tenuto`.
+    """
 
     number: int
     models: tuple[RehearsedModel, ...]
@@ -74,6 +81,7 @@ class Question(Struct, frozen=True):
     variants: tuple[int, ...]
     from_ms: float
     blocks: int
+    is_lowest_id: bool = True
 
 
 class Rehearsed(Struct, frozen=True):

@@ -93,6 +93,8 @@ class Rehearsals:
         slices: Callable[[], tuple[BatchSlice, ...]],
         lost_share: float,
         now_ms: float,
+        *,
+        is_lowest_id: bool = True,
     ) -> Question | None:
         """What to rehearse, if it is due and there is enough of it."""
         if now_ms < self.due_at_ms:
@@ -129,7 +131,15 @@ class Rehearsals:
         )
         self._judged_until_ms = now_ms
         self._asked = Question(
-            self._number, tuple(models), given, lost_share, arrivals, variants, counted_ms - from_ms, blocks
+            self._number,
+            tuple(models),
+            given,
+            lost_share,
+            arrivals,
+            variants,
+            counted_ms - from_ms,
+            blocks,
+            is_lowest_id,
         )
         self.due_at_ms = NEVER_MS
         return self._asked

@@ -18,7 +18,7 @@ def rehearse(question: Question) -> Rehearsed:
 
 
 def _lost(question: Question, variant: int) -> tuple[int, ...]:
-    discipline = Tenuto(variant=VARIANTS[variant])
+    discipline = Tenuto(variant=VARIANTS[variant], is_lowest_id=question.is_lowest_id)
     for one in question.models:
         discipline.add_model(one.model, 0.0)
     for slice_ in question.slices:

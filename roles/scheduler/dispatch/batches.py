@@ -349,7 +349,10 @@ class Batches:
         record = flight.record
         flights = record.flights
         flights.remove(flight)
-        record.heard_at_ms, record.is_late = now_ms, False
+        # What never ran may have waited behind a batch that hangs: of the device its end says nothing.
+        is_behind = not message.ran and bool(flights) and flights[0].batch_id < flight.batch_id
+        if not is_behind:
+            record.heard_at_ms, record.is_late = now_ms, False
         self._wait_for_first()
         self._note_run(message, flight)
         self.recorder.ended(message, flight, now_ms - late_ms)
@@ -362,7 +365,9 @@ class Batches:
         way_ms = max(0.0, free_at_ms - flight.sent_at_ms - message.queue_ms - message.exec_ms)
         for other in flights:
             free_at_ms += other.occupied_ms
-        if flights and record.spec.is_pipeline:
+        if is_behind:
+            free_at_ms = self._free_behind_ms(record, now_ms)
+        elif flights and record.spec.is_pipeline:
             free_at_ms = _pipeline_free_at_ms(flights[-1], free_at_ms)
         if free_at_ms < now_ms:
             free_at_ms = now_ms
@@ -376,6 +381,14 @@ class Batches:
                 return actions or _NOTHING
             following = self.carry_out(decisions, now_ms)
         return following if actions is None else actions + following
+
+    def _free_behind_ms(self, record: SliceRecord, now_ms: float) -> float:
+        """When what was sent before leaves room, as was thought when it was sent; never, if it should have ended and others serve."""
+        first, last = record.flights[0], record.flights[-1]
+        is_overdue = first.start_at_ms + first.exec_ms < now_ms
+        if record.is_late or (is_overdue and self._have_others(record)):
+            return NEVER_MS
+        return last.start_at_ms + last.occupied_ms
 
     def lose(self, record: SliceRecord) -> None:
         """The slice is gone, and with it what was in flight there: its frontends see that in the directory."""

@@ -45,6 +45,7 @@ def asked_of(question: Question) -> RehearsalAsked:
         question.variants,
         question.from_ms,
         question.blocks,
+        question.is_lowest_id,
     )
 
 
@@ -71,6 +72,7 @@ def _told(one: RehearsedModel) -> RehearsalModel:
         one.lost_share,
         one.openings_ms,
         one.expected_ms,
+        one.is_over_share,
     )
 
 
@@ -82,6 +84,7 @@ def _question(asked: RehearsalAsked) -> Question:
             one.lost_share,
             one.openings_ms,
             one.expected_ms,
+            one.is_over_share,
         )
         for one in asked.models
     )
@@ -92,5 +95,13 @@ def _question(asked: RehearsalAsked) -> Question:
     slices = tuple(BatchSlice(one.slice_id, one.order, kinds[one.kind]) for one in asked.slices)
     runs = tuple(Arrival(run.at_ms, run.model, run.count, run.budget_ms, run.span_ms) for run in asked.runs)
     return Question(
-        asked.number, models, slices, asked.lost_share, runs, asked.variants, asked.from_ms, asked.blocks
+        asked.number,
+        models,
+        slices,
+        asked.lost_share,
+        runs,
+        asked.variants,
+        asked.from_ms,
+        asked.blocks,
+        asked.is_lowest_id,
     )

@@ -298,3 +298,19 @@ def test_who_is_refused_hears_when_to_come_again() -> None:
     decisions = to.discipline.arrive(ModelId("m"), many, to.now_ms)
     (refused,) = (one for one in decisions if isinstance(one, Drop) and one.retry_after_ms is not None)
     assert RETRY_MS_MIN < (refused.retry_after_ms or 0.0) < RETRY_MS_MAX
+
+
+def test_a_plan_that_opens_the_gate_while_a_part_of_a_run_leaves_refuses_the_rest() -> None:
+    """With over a hundred models a plan is made in parts: the arrival makes the one of group a, and the batch that leaves that of b."""
+    to = Stage(make_discipline("tenuto", {"drop": "window"}))
+    for group in "ab":
+        models = [f"{group}{number}" for number in range(60)]
+        for one in models:
+            to.model(one, SLO_MS)
+        to.slice(f"s{group}", *(hosted(one, linear(1, 5, 4)) for one in models))
+    served(to, {("b0", None): 5.0}, 2_000.0)
+    assert gate_of(to, "b0").buckets is not None
+    to.until(to.now_ms + 10_000.0)
+    to.arrive("b0", SLO_MS, count=1_000, seq=10**6)
+    assert any(len(seqs) > 900 and not is_expired for _, is_expired, seqs in to.drops)
+    assert to.batches[-1].seqs == [10**6, 10**6 + 1, 10**6 + 2, 10**6 + 3]

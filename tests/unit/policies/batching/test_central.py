@@ -360,3 +360,104 @@ def test_in_overload_losses_fall_on_all_models_alike(slices: int, times: float) 
     }
     assert 0.6 / times < served["dear"] < 0.95
     assert served["cheap"] == pytest.approx(served["dear"], rel=0.35)
+
+
+# ---------------------------------------------------------------- run times that cross
+
+GPU, CPU = linear(0.05, 5, 16), linear(1, 2, 16)  # a GPU is slower for up to three requests, a CPU for more
+
+
+def crossed(name: str = "eager", free_at_ms: float = 0.0, **options: Any) -> Stage:
+    made = Stage(make_discipline(name, options))
+    made.model("m", 27.0)
+    made.slice("gpu", hosted("m", GPU), order=0, free_at_ms=free_at_ms)
+    made.slice("cpu", hosted("m", CPU), order=1, free_at_ms=free_at_ms)
+    return made
+
+
+RULES = [
+    ("deferred", {}),
+    ("deferred", {"drop": "simple"}),
+    ("eager", {}),
+    ("eager", {"drop": "window"}),
+    ("tenuto", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), RULES)
+@pytest.mark.parametrize("budget_ms", [3.1, 4.0, 5.0, 6.0])
+def test_what_only_the_slices_that_are_slower_for_large_batches_can_serve_is_served_there(
+    name: str, options: dict[str, str], budget_ms: float
+) -> None:
+    to = crossed(name, **options)
+    to.arrive("m", budget_ms)
+    to.drain()
+    assert to.count("ran") == 1
+    assert budget_ms > 5.05 or to.batches[0].slice_id == "cpu"
+
+
+@pytest.mark.parametrize(("name", "options"), RULES)
+def test_what_no_class_can_serve_any_more_is_answered_at_that_moment(
+    name: str, options: dict[str, str]
+) -> None:
+    to = crossed(name, free_at_ms=50.0, **options)
+    to.arrive("m", 10.0, count=2)
+    to.arrive("m", 12.0)
+    to.drain()
+    assert to.drops == [(7.0, True, [1, 2]), (9.0, True, [3])]
+
+
+@pytest.mark.parametrize("cpu_free_at_ms", [10.0, 50.0])
+def test_heads_in_the_way_of_one_class_are_the_others_and_expire_if_it_is_busy(cpu_free_at_ms: float) -> None:
+    """At 10 the head, due 13.5, is too urgent for the GPU, which takes those behind it."""
+    to = crossed(free_at_ms=10.0)
+    to.slice("cpu", hosted("m", CPU), order=1, free_at_ms=cpu_free_at_ms)
+    to.arrive("m", 13.5)
+    to.arrive("m", 25.0, count=8)
+    to.drain()
+    found = sorted((batch.slice_id, batch.start_at_ms, len(batch.seqs)) for batch in to.batches)
+    if cpu_free_at_ms == 10.0:
+        assert found == [("cpu", 10.0, 1), ("gpu", 10.0, 8)]
+    else:
+        assert found == [("gpu", 10.0, 8)]
+        assert to.drops == [(10.5, True, [1])]
+
+
+def test_heads_that_are_in_the_way_of_all_classes_are_given_up() -> None:
+    """At 10 the first, due 15.2, would make batches of three; of those behind it the GPU can run 16, its target, and the CPU 11."""
+    to = crossed("eager", free_at_ms=10.0, drop="window")
+    to.arrive("m", 15.2)
+    to.arrive("m", 27.0, count=40)
+    to.drain()
+    assert to.drops[0] == (10.0, False, [1])
+    assert sorted((batch.slice_id, len(batch.seqs)) for batch in to.batches if batch.start_at_ms == 10.0) == [
+        ("cpu", 15),
+        ("gpu", 16),
+    ]
+
+
+def test_a_batch_with_a_longer_way_does_not_wait_for_one_that_is_less_urgent() -> None:
+    """The slice is free at 20. x is sent then; y is more urgent and takes 5 to get there, so it goes as soon as it comes."""
+    to = Stage(make_discipline("eager"))
+    to.model("x", 100.0)
+    to.model("y", 100.0, Delay(5.0))
+    to.slice("s0", hosted("x", (1.0,)), hosted("y", (10.0,)), free_at_ms=20.0)
+    to.until(1.0)
+    to.arrive("x", 90.0)
+    to.until(16.0)
+    to.arrive("y", 44.0)
+    to.drain()
+    assert [(batch.model_id, batch.sent_at_ms, batch.start_at_ms) for batch in to.batches] == [
+        ("y", 16.0, 21.0),
+        ("x", 31.0, 31.0),
+    ]
+
+
+@pytest.mark.parametrize("name", ["deferred", "eager", "tenuto"])
+def test_inputs_that_come_too_late_take_no_others_with_the_same_deadline_along(name: str) -> None:
+    to = stage(name)
+    to.arrive("m", 10.0, ready_in_ms=8.0, frontend="late")
+    to.arrive("m", 10.0, count=3, frontend="ready")
+    to.drain()
+    assert to.count("expired") == 1
+    assert [batch.seqs for batch in to.batches] == [[1, 2, 3]]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
@@ -96,6 +97,48 @@ def test_the_same_question_has_the_same_answer() -> None:
     first = rehearse(asked)
     assert first == rehearse(asked)
     assert len(set(first.lost)) > 1, "the variants differ"
+
+
+def test_a_question_says_what_the_arrivals_do_not_show() -> None:
+    """They are what was taken on; that more was asked changes what is planned (`plan_holds`)."""
+    discipline = Tenuto(is_lowest_id=False)
+    for one in HOSTED:
+        discipline.add_model(BatchModel(one.model_id, SLO_MS), 0.0)
+    discipline.add_slice(BatchSlice(SliceId("s"), 0, HOSTED), 0.0)
+    draw, asked = random.Random(1), []
+    at_ms = 0.0
+    while at_ms < 4_000.0:
+        at_ms += draw.expovariate(4.0)
+        while (wake_at_ms := discipline.wake_at_ms) is not None and wake_at_ms < at_ms:
+            discipline.tick(wake_at_ms)
+            if (new := discipline.rehearsal(wake_at_ms)) is not None:
+                asked.append(new)
+        run = RequestRun(FrontendId("f"), 0, 1, at_ms + SLO_MS, at_ms)
+        discipline.arrive(ModelId(draw.choice("ab")), run, at_ms)
+    assert asked
+    assert not asked[0].is_lowest_id
+    assert all(one.is_over_share for one in asked[0].models)
+
+
+def test_holds_are_planned_in_a_rehearsal_as_where_requests_are_refused() -> None:
+    def planned_ms(*, is_over_share: bool) -> float | None:
+        """The hold of `a`, which loses far more than `b`."""
+        discipline = Tenuto(variant=PLANNED)
+        asked = question(arrivals(2, 1.0), (0,))
+        models = tuple(
+            structs.replace(one, lost_share=share, is_over_share=is_over_share)
+            for one, share in zip(asked.models, (0.05, 0.0), strict=True)
+        )
+        for one in models:
+            discipline.add_model(one.model, 0.0)
+        for slice_ in asked.slices:
+            discipline.add_slice(slice_, 0.0)
+        discipline.begin_as(structs.replace(asked, models=models))
+        plan = discipline._models[HOSTED[0].model_id].plan
+        return plan and plan.timeout_ms
+
+    assert planned_ms(is_over_share=False) == 0.0
+    assert (planned_ms(is_over_share=True) or 0.0) > 1.0
 
 
 def evidence_of(one: Sequence[int], other: Sequence[int]) -> Evidence:

@@ -303,6 +303,31 @@ def test_a_slice_of_which_only_the_word_of_an_end_was_lost_goes_on(
     assert core.counters.batches_lost == 0
 
 
+@pytest.mark.parametrize("told_at_ms", [130.0, 150.0, 300.0])
+@pytest.mark.parametrize("status", ["expired", "ok"])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_what_ends_behind_a_batch_that_hangs_and_never_ran_says_nothing_of_the_device(
+    slices: int, status: str, told_at_ms: float
+) -> None:
+    """Its worker's loop lives and says that the second batch expired, or that its requests were cancelled: it gets no third one."""
+    core = serving_core(slices)
+    first = dispatched(core, 100.0)  # ends at 113, of which nobody hears
+    hear(core, FRONTEND, Arrivals(MODEL, 8, 8, 200.0), 113.5)
+    record = core._fleet.slices[first.slice_id]
+    assert len(record.flights) == 2
+    run_until(core, told_at_ms)
+    missing = record.flights[1].parts if status == "expired" else ()
+    behind = Done(record.flights[1].batch_id, first.slice_id, MODEL, status, 0, missing, 0.0, 0.0, 0.0)
+    hear(core, WORKER, behind, told_at_ms)
+    third = dispatched(core, told_at_ms + 1.0, first_seq=16)
+    assert (third.slice_id == first.slice_id) == (slices == 1), "where no other can serve it is tried"
+    run_until(core, 400.0)
+    assert record.is_late == (slices == 2)
+    done = Done(first.batch_id, first.slice_id, MODEL, "ok", 8, (), 0.1, 0.0, 300.0)
+    hear(core, WORKER, done, 400.0)
+    assert not record.is_late
+
+
 def test_a_slice_stays_late_until_it_is_heard_of_or_given_up() -> None:
     """Also when its second batch is late too, and the other slice is gone by then: the discipline is told the same as the record says."""
     core = serving_core(2)

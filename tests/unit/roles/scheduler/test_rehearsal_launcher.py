@@ -26,13 +26,18 @@ from tests.integration.proc import CLOCK, WAIT_MS
 HOSTED = (HostedModel(ModelId("m"), tuple(2.0 * size + 8.0 for size in range(1, 20))),)
 QUESTION = Question(
     7,
-    (RehearsedModel(BatchModel(ModelId("m"), 25.0, Delay(0.1, 0.01)), 600.0, 0.02, 3.0, 4.0),),
+    (
+        RehearsedModel(
+            BatchModel(ModelId("m"), 25.0, Delay(0.1, 0.01)), 600.0, 0.02, 3.0, 4.0, is_over_share=True
+        ),
+    ),
     tuple(BatchSlice(SliceId(f"s{order}"), order, HOSTED) for order in range(2)),
     0.02,
     tuple(Arrival(1.5 * number, 0, 1, 24.0, 0.0) for number in range(400)),
     tuple(range(len(VARIANTS))),
     50.0,
     4,
+    is_lowest_id=False,
 )
 
 
