@@ -147,7 +147,8 @@ class ApplicationCore:
             return self._lose(follow.number, stage, leg, Overloaded.code, reason, now_ms)
         trip.asked_in_all += count
         trip.asked[stage.name] = trip.asked.get(stage.name, 0) + count
-        due_at_ms = self._rule.due_at_ms(stage.name, trip.deadline_at_ms, now_ms)
+        budget_ms = trip.deadline_at_ms - trip.begun_at_ms
+        due_at_ms = self._rule.due_at_ms(stage.name, trip.deadline_at_ms, now_ms, budget_ms)
         actions: list[ApplicationAction] = []
         for nth in range(count):
             self._last_task += 1
