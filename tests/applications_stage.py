@@ -90,8 +90,8 @@ class ApplicationStage:
                     pass
         return actions
 
-    def ask(self, number: int, now_ms: float, budget_ms: float | None = None) -> None:
-        event = asked(number, "app", budget_ms, specs=SPECS)
+    def ask(self, number: int, now_ms: float, budget_ms: float | None = None, way_ms: float = 0.0) -> None:
+        event = asked(number, "app", budget_ms, specs=SPECS, way_ms=way_ms)
         self.kept[event.payload] += 1
         self.do(event, now_ms)
 

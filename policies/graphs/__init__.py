@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from fabric.errors import ConfigError
@@ -17,7 +19,8 @@ GRAPH_DEADLINES = ("carried", "nexus", "equal", "proportional", "pard")
 class ApplicationPlan(Struct, frozen=True):
     """What is known of an application before it starts. `gpus`: how many serve it.
 
-    `run_ms`: l(b) by stage; empty where a model has no profile: then budgets are equal ones, and `carried` goes by what is measured.
+    `run_ms`: l(b) by stage, on the slowest type of GPU; empty where a model has no profile: then budgets are equal ones, and `carried` goes by what is
+    measured. `fastest_ms`: l(1) by stage on the fastest type; None: there is one type.
     """
 
     name: str
@@ -25,17 +28,25 @@ class ApplicationPlan(Struct, frozen=True):
     slo_ms: float
     run_ms: RunTimes
     gpus: int
+    fastest_ms: Mapping[str, float] | None = None
 
     @property
     def least_ms(self) -> dict[str, float]:
-        """What nobody can undercut from the start of each stage to the end of the graph: l(1) of all on the longest way.
+        """What nobody can undercut from the start of each stage to the end of the graph: l(1) of all that surely runs on the longest way.
 
-        A request can do without optional stages, so they count only where they start. Nothing where run times are not known.
+        Nothing where run times are not known.
         """
-        alone_ms = self._alone_ms
-        needed_ms = {one.name: 0.0 if one.is_optional else alone_ms[one.name] for one in self.graph.stages}
+        fastest_ms = self._fastest_ms
+        behind_ms = self.graph.least_behind_ms(fastest_ms)
+        return {name: fastest_ms[name] + behind_ms[name] for name in fastest_ms}
+
+    @property
+    def longest_ms(self) -> float:
+        """The same of the longest way that there is, if all stages have requests; optional ones count only where it begins."""
+        fastest_ms = self._fastest_ms
+        needed_ms = {one.name: 0.0 if one.is_optional else fastest_ms[one.name] for one in self.graph.stages}
         behind_ms = self.graph.behind_ms(needed_ms)
-        return {name: alone_ms[name] + behind_ms[name] for name in alone_ms}
+        return max(fastest_ms[name] + behind_ms[name] for name in fastest_ms)
 
     @property
     def is_known(self) -> bool:
@@ -45,6 +56,10 @@ class ApplicationPlan(Struct, frozen=True):
     @property
     def _alone_ms(self) -> dict[str, float]:
         return {one.name: self.run_ms[one.name][0] if self.run_ms else 0.0 for one in self.graph.stages}
+
+    @property
+    def _fastest_ms(self) -> Mapping[str, float]:
+        return self._alone_ms if self.fastest_ms is None else self.fastest_ms
 
     def budgets(self, rule: str) -> Budgets:
         """What `rule` plans for each stage; `carried` and `pard` may give a request more or less as it goes.
@@ -76,8 +91,15 @@ class ApplicationPlan(Struct, frozen=True):
         """The rule for a run from its beginning, and what it is to be told."""
         measured = Measured(self.graph, self._alone_ms)
         if rule == "carried" and self.is_known:
-            budgets_ms = self.budgets(rule)
-            return Carried(self.graph, self.slo_ms, self.run_ms, self.gpus, budgets_ms, measured), measured
+            return Carried(
+                self.graph,
+                self.slo_ms,
+                self.run_ms,
+                self.gpus,
+                self.budgets(rule),
+                self._fastest_ms,
+                measured,
+            ), measured
         if rule in ("carried", "pard"):
             return Pard(self.graph, measured), measured
         return Split(self.budgets(rule)), measured

@@ -7,6 +7,7 @@ rule says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -24,8 +25,13 @@ _DRIFT = 0.05  # of a stage's demand is worth a new plan
 class DeadlineRule(Protocol):
     """Of one application."""
 
-    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
-        """When a request of `stage` that starts now should be done, of a request of the application with that deadline."""
+    def due_at_ms(
+        self, stage: str, deadline_at_ms: float, now_ms: float, budget_ms: float = math.inf
+    ) -> float:
+        """When a request of `stage` that starts now should be done, of a request of the application with that deadline.
+
+        `budget_ms`: what that had when it came.
+        """
         ...
 
 
@@ -35,8 +41,11 @@ class Split:
     def __init__(self, budgets_ms: Mapping[str, float]) -> None:
         self._budgets_ms = budgets_ms
 
-    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+    def due_at_ms(
+        self, stage: str, deadline_at_ms: float, now_ms: float, budget_ms: float = math.inf
+    ) -> float:
         """See `DeadlineRule`."""
+        del budget_ms
         return min(deadline_at_ms, now_ms + self._budgets_ms[stage])
 
 
@@ -44,7 +53,8 @@ class Carried:
     """One deadline is carried through the graph; each stage leaves those behind it what they are expected to need.
 
     What they need is planned for the fan-outs that are measured now, as if all GPUs were busy (`pooled`). A plan's budgets
-    are for the longest waits that it allows; `_EXPECTED` of them is left.
+    are for the longest waits that it allows; `_EXPECTED` of them is left. The shorter than the SLO a request's own budget is, the
+    less is left, down to what surely runs there (`fastest_ms`: l(1) by stage): otherwise an idle cluster would refuse it.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class Carried:
         run_ms: RunTimes,
         gpus: float,
         budgets_ms: Budgets,
+        fastest_ms: Mapping[str, float],
         measured: Measured,
     ) -> None:
         self._graph = graph
@@ -62,15 +73,25 @@ class Carried:
         self._gpus = gpus
         self._measured = measured
         self._demand = graph.demand()
+        self._least_behind_ms = graph.least_behind_ms(fastest_ms)
         self._behind_ms = graph.behind_ms(budgets_ms)
+        self._longest_ms = graph.longest_ms(fastest_ms)
         self._looked_at_ms = 0.0
 
-    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+    def due_at_ms(
+        self, stage: str, deadline_at_ms: float, now_ms: float, budget_ms: float = math.inf
+    ) -> float:
         """See `DeadlineRule`."""
         if now_ms >= self._looked_at_ms + EPOCH_MS:
             self._looked_at_ms = now_ms
             self._follow()
-        return deadline_at_ms - _EXPECTED * self._behind_ms[stage]
+        least_ms = self._least_behind_ms[stage]
+        wait_ms = max(0.0, _EXPECTED * self._behind_ms[stage] - least_ms)
+        if budget_ms < self._slo_ms:  # of what the plan has beyond runs of one the request has this part
+            wait_ms *= max(0.0, budget_ms - self._longest_ms) / (
+                self._slo_ms - min(self._longest_ms, budget_ms)
+            )
+        return deadline_at_ms - least_ms - wait_ms
 
     def _follow(self) -> None:
         demand = self._graph.demand(self._measured.fan_outs)
@@ -95,8 +116,11 @@ class Pard:
         self._behind_ms: dict[str, float] = {}
         self._looked_at_ms = float("-inf")
 
-    def due_at_ms(self, stage: str, deadline_at_ms: float, now_ms: float) -> float:
+    def due_at_ms(
+        self, stage: str, deadline_at_ms: float, now_ms: float, budget_ms: float = math.inf
+    ) -> float:
         """See `DeadlineRule`."""
+        del budget_ms
         if now_ms >= self._looked_at_ms + _STATE_MS:
             self._looked_at_ms = now_ms
             takes_ms = {name: one.waited_ms + one.run_ms for name, one in self._measured.stages.items()}

@@ -20,6 +20,11 @@ class FanOut(Struct, frozen=True):
     steps: tuple[tuple[float, float], ...]
     source: str | None = None
 
+    @property
+    def may_be_none(self) -> bool:
+        """Whether an answer may have no request after it."""
+        return self.process != "fixed" or self.source is not None
+
     def mean(self, at_ms: float) -> float:
         """On average, at a moment from the start of the run."""
         return next(value for from_ms, value in reversed(self.steps) if from_ms <= at_ms)

@@ -24,13 +24,13 @@ Budgets = dict[str, float]
 """By stage: ms."""
 STAGES_MAX = 64
 FAN_OUT_MAX = 64
-"""Requests of one stage that one answer may start; what is drawn or found beyond them is cut off."""
+"""Requests of one stage that one answer may start. What is drawn beyond them is cut off; data or a glue that asks for more is an error."""
 REQUESTS_MAX = 1024
 """Requests of all stages that one request of an application may come to, expected and in any single case."""
 
 
 class Stage(Struct, frozen=True):
-    """One model in a graph. `fan_out`: how many requests of it one answer before it starts, on average.
+    """One model in a graph. `fan_out`: how many requests of it one answer before it starts, on average; with `may_be_none` perhaps none.
 
     `is_optional`: a request does without what this stage does not answer. `is_answer`: its outputs are in the answer, though stages come after it.
     """
@@ -41,6 +41,7 @@ class Stage(Struct, frozen=True):
     fan_out: float = 1.0
     is_optional: bool = False
     is_answer: bool = False
+    may_be_none: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,6 +88,29 @@ class Graph:
                 (times_ms[name] + found[name] for name in self.successors[stage.name]), default=0.0
             )
         return found
+
+    def least_behind_ms(self, times_ms: Mapping[str, float]) -> dict[str, float]:
+        """As `behind_ms`, but of what surely runs once the stage has answered.
+
+        A stage that is optional or may have no request may be left out, and with it what comes after it alone. A join
+        behind it starts all the same.
+        """
+        by_name = {stage.name: stage for stage in self.stages}
+        behind: dict[str, float] = {}
+        left_out: dict[str, float] = {}  # the longest way behind a stage that has not run
+        for stage in reversed(self.stages):
+            after = [by_name[name] for name in self.successors[stage.name]]
+            least = {
+                one.name: left_out[one.name]
+                if one.is_optional or one.may_be_none
+                else times_ms[one.name] + behind[one.name]
+                for one in after
+            }
+            behind[stage.name] = max(least.values(), default=0.0)
+            left_out[stage.name] = max(
+                (least[one.name] if len(one.after) > 1 else left_out[one.name] for one in after), default=0.0
+            )
+        return behind
 
     def through_ms(self, times_ms: Mapping[str, float]) -> dict[str, float]:
         """The longest way through the whole graph that leads over each stage."""

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from fabric.errors import ProfileError
 from fabric.ids import ModelId
 from policies.graphs import ApplicationPlan
-from policies.placement.common.base import Decision, GpuSlot, Placement, PlannedModel, Profiles
+from policies.placement.common.base import (
+    Decision,
+    GpuSlot,
+    Placement,
+    PlannedModel,
+    PlannedSlice,
+    Profiles,
+)
 from profiles.model import ModelProfile
 
 
@@ -20,7 +27,7 @@ def limits(
 ) -> list[Decision]:
     """One for each application whose run times are known wherever it is hosted. Other requests of its models are left out of account.
 
-    A stage's batch may take half of its model's SLO, as in squishy packing.
+    A batch waits for as long as the one before it, as in squishy packing, and both have the SLO of its model.
     """
     from policies.graphs.bottleneck import bottleneck  # noqa: PLC0415  NumPy: few roles have applications
 
@@ -37,7 +44,7 @@ def limits(
             {
                 stage.name: _rps(
                     profiles[model.model_id, gpu_types[planned.gpu]],
-                    planned.share_percent,
+                    planned,
                     model,
                     slo_ms[model.model_id],
                 )
@@ -54,11 +61,18 @@ def limits(
     return found
 
 
-def _rps(profile: ModelProfile, share_percent: float | None, model: PlannedModel, slo_ms: float) -> float:
+def _rps(profile: ModelProfile, planned: PlannedSlice, model: PlannedModel, slo_ms: float) -> float:
     size_max = min(profile.batch_size_max, model.batch_max or profile.batch_size_max)
     try:
-        times = [profile.exec_ms(size, share_percent) for size in range(1, size_max + 1)]
+        if planned.following and len(planned.gpus) in profile.cuts:
+            tables = profile.stage_tables(len(planned.gpus))
+        else:  # a profile of a model in ranks is of all of them together
+            tables = (profile.exec_table(planned.share_percent),)
     except ProfileError:  # planned for a share that nobody measured
         return 0.0
-    fitting = [1000 * size / time for size, time in enumerate(times, 1) if size == 1 or 2 * time <= slo_ms]
+    fitting: list[float] = []
+    for size, parts_ms in enumerate(list(zip(*tables, strict=True))[:size_max], 1):
+        slowest_ms = max(parts_ms)  # a pipeline takes a batch as often as that
+        if size == 1 or slowest_ms + sum(parts_ms) <= slo_ms:
+            fitting.append(1000 * size / slowest_ms)
     return max(fitting)

@@ -147,7 +147,8 @@ class ApplicationCore:
             return self._lose(follow.number, stage, leg, Overloaded.code, reason, now_ms)
         trip.asked_in_all += count
         trip.asked[stage.name] = trip.asked.get(stage.name, 0) + count
-        due_at_ms = self._rule.due_at_ms(stage.name, trip.deadline_at_ms, now_ms)
+        budget_ms = trip.deadline_at_ms - trip.begun_at_ms
+        due_at_ms = self._rule.due_at_ms(stage.name, trip.deadline_at_ms, now_ms, budget_ms)
         actions: list[ApplicationAction] = []
         for nth in range(count):
             self._last_task += 1
@@ -252,13 +253,15 @@ class ApplicationCore:
         return [*self._forget(number), ended]
 
     def _can_do_without(self, trip: Trip) -> bool:
-        """Whether all that is open is optional, and so is what can only start when that is done."""
+        """Whether all that is open is optional, and so are the joins that can only start when that is done.
+
+        What comes after an optional stage alone is left out with it; a join behind that starts all the same.
+        """
         waits: set[str] = set()
         for stage in self._graph.stages:
-            if trip.open.get(stage.name) or (
-                stage.name not in trip.open and len(stage.after) > 1 and waits.intersection(stage.after)
-            ):
-                if not stage.is_optional:
+            is_open = bool(trip.open.get(stage.name))
+            if is_open or waits.intersection(stage.after):
+                if not stage.is_optional and (is_open or len(stage.after) > 1):
                     return False
                 waits.add(stage.name)
         return True

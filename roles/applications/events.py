@@ -9,7 +9,7 @@ from roles.applications.trip import Trip
 
 
 class Entered(Struct, frozen=True):
-    """A request of the application has come. `number` is new."""
+    """A request of the application has come. `number` is new. `deadline_at_ms`: when its answer should leave; `TimeUp` may come later."""
 
     number: int
     deadline_at_ms: float

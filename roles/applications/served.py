@@ -37,10 +37,14 @@ class ServedApplication(Struct, frozen=True):
     glue: Mapping[str, GlueSpec] = field(default_factory=dict)
     numbers: tuple[int, int] = (0, 1)
 
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether a request may do without some stage."""
+        return any(stage.is_optional for stage in self.plan.graph.stages)
+
     def answer_by_ms(self, budget_ms: float) -> float:
         """How much of a budget may pass until there must be an answer. Where stages are optional some is kept back to send what there is."""
-        may_be_partial = any(stage.is_optional for stage in self.plan.graph.stages)
-        return budget_ms * (1.0 - _PARTIAL_SHARE) if may_be_partial else budget_ms
+        return budget_ms * (1.0 - _PARTIAL_SHARE) if self.may_be_partial else budget_ms
 
     def drawn(self, numbers: tuple[int, int]) -> ServedApplication:
         """The same where there are no tensors: what data would decide is drawn as the file expects it."""

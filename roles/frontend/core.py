@@ -247,8 +247,7 @@ class FrontendCore:
                 self._go_on()
                 continue
             self._doubt_scheduler(late)
-            if late.stage is RequestState.GRANTED and not late.are_inputs_back:
-                self._estimates.note_expired(late)
+            self._note_expired(late)
             self._requests.refuse(late, DeadlineExceeded, _why_late(late))
         back_at_ms = self._pending.inputs_back_until_ms
         if back_at_ms is not None and back_at_ms <= now_ms:
@@ -360,10 +359,8 @@ class FrontendCore:
             head=info.model_id if info.head_of else NO_HEAD,
         )
         if is_application:
-            answer_by_ms = self._applications.answer_by_ms(name, request.due_at_ms - self._now_ms)
-            request.deadline_at_ms = self._now_ms + answer_by_ms
-            self._pending.add(request)
             self._applications.enter(request)
+            self._pending.add(request)
         else:
             self._requests.take_on(request, info, asked.specs)
 
@@ -583,6 +580,11 @@ class FrontendCore:
             link = self._shards.links[late.shard]
             self._say(link.registration.hello_if_doubted(self._now_ms), link)
 
+    def _note_expired(self, late: Request) -> None:
+        """Its outputs, if a worker is at it, may still tell how late they are."""
+        if late.stage is RequestState.GRANTED and not late.are_inputs_back:
+            self._estimates.note_expired(late)
+
     # ------------------------------------------------------------ workers
 
     def _on_computed(self, event: Computed) -> None:
@@ -655,19 +657,17 @@ class FrontendCore:
                     self.recorder.asked(request.model_id, self._now_ms)
                     self._requests.take_on(request, info, specs)
                 case CancelTask(request):
-                    if request.stage is not RequestState.ANSWERED:
-                        self._counts["tasks_cancelled"] += 1
-                        self._requests.finish(request)
+                    if self._now_ms >= request.due_at_ms:
+                        self._note_expired(request)
+                    self._counts["tasks_cancelled"] += 1
+                    self._requests.finish(request)
                 case AnswerRequest(request, ledger, reply):
                     self._requests.finish(request)
                     self.recorder.answered(request, ledger, self._now_ms)
                     self._counts["answers"] += 1
                     self._out.append(reply)
                 case RefuseRequest(request, error, reason, retry_after_ms):
-                    if (
-                        request.stage is not RequestState.ANSWERED
-                    ):  # its client may have gone in the same turn
-                        self._requests.refuse(request, error, reason, retry_after_ms)
+                    self._requests.refuse(request, error, reason, retry_after_ms)
                 case action:
                     self._out.append(action)
 

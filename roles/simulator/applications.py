@@ -31,6 +31,7 @@ from roles.applications.served import FanOutDraws, ServedApplication
 from roles.applications.tally import StageTally
 from roles.config.cluster import ClusterConfig
 from roles.frontend.arrivals import cut_runs
+from roles.frontend.estimates import OVERDUE_MAX
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin
 from roles.simulator.traffic import ModelTraffic
@@ -101,6 +102,7 @@ class ApplicationPlay:
         self._announced: dict[tuple[ModelId, int], dict[int, _Announced]] = {}
         self._next_seq: dict[tuple[ModelId, int], int] = {}
         self._seq_of: dict[tuple[int, int], tuple[ModelId, int, int]] = {}
+        self._overdue: dict[tuple[ModelId, int, int], _Announced] = {}
 
     @property
     def ends_at_ms(self) -> float:
@@ -133,20 +135,27 @@ class ApplicationPlay:
         runs: Iterable[SeqRun],
         started_at_ms: float,
         finished_at_ms: float,
+        answered_at_ms: float,
     ) -> list[tuple[int, TaskAnswered]]:
-        """Those tasks ran: what their frontend is to hear (`hear`) when the outputs are with it."""
-        known = self._announced[model_id, frontend]
+        """Those tasks ran: what their frontend is to hear (`hear`) at `answered_at_ms`, when the outputs are with it."""
+        known, path = self._announced[model_id, frontend], self._world.return_of(model_id)
+        run_ms, return_ms = finished_at_ms - started_at_ms, answered_at_ms - finished_at_ms
         heard: list[tuple[int, TaskAnswered]] = []
         for run in runs:
             for seq in range(run.first_seq, run.first_seq + run.count):
                 one = known.pop(seq, None)
+                late = self._overdue.pop((model_id, frontend, seq), None) if one is None else one
+                if late is not None:
+                    path.note_answer(answered_at_ms - late.due_at_ms, late.due_at_ms - late.announced_at_ms)
                 if one is None:
                     continue  # cancelled, but granted before
                 del self._seq_of[one.core, one.task]
                 waited_ms = started_at_ms - one.announced_at_ms
-                heard.append((one.core, TaskAnswered(one.task, waited_ms, finished_at_ms - started_at_ms)))
-                tally = self.tallies[one.core // self._frontends][one.stage]
-                tally.note_answered(waited_ms, finished_at_ms - started_at_ms)
+                # To a rule the way back is a wait.
+                heard.append((one.core, TaskAnswered(one.task, waited_ms + return_ms, run_ms)))
+                self.tallies[one.core // self._frontends][one.stage].note_answered(waited_ms, run_ms)
+        if heard:
+            path.note_batch(return_ms)
         return heard
 
     def dropped(
@@ -241,6 +250,8 @@ class ApplicationPlay:
                         and (one := self._announced[found[:2]].pop(found[2], None)) is not None
                     ):
                         tallies[one.stage].cancelled += 1
+                        if now_ms >= one.due_at_ms:
+                            self._expire(found, one)
                         cancelled.setdefault(found[:2], []).append(SeqRun(found[2], 1))
                     elif found is None:  # asked in this very turn
                         for tasks in asked.values():
@@ -249,6 +260,12 @@ class ApplicationPlay:
                     self._draws[place].forget(number)
                     if is_answered:
                         self._played[place].traffic.answered(number, 1, 1, math.nan, now_ms)
+
+    def _expire(self, seq: tuple[ModelId, int, int], task: _Announced) -> None:
+        """Cancelled when it was due: its outputs, if a worker is at it, may still tell how late they are."""
+        if len(self._overdue) >= OVERDUE_MAX:
+            del self._overdue[next(iter(self._overdue))]
+        self._overdue[seq] = task
 
     def _announce(self, model_id: ModelId, frontend: int, tasks: Sequence[_Announced], now_ms: float) -> None:
         key = (model_id, frontend)

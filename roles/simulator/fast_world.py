@@ -305,6 +305,8 @@ class FastWorld:
 
     def _on_dropped(self, peer: PeerId, message: Dropped, now_ms: float) -> None:
         own, tasks = self._own_and_tasks(message.runs)
+        count = sum(run.count for run in own)
+        self.dropped[message.model_id] += count
         if tasks and self._applications is not None:
             heard = self._applications.dropped(
                 message.model_id, self._number_of_peer[peer], tasks, message.code
@@ -312,8 +314,7 @@ class FastWorld:
             self.schedule(
                 self._network.control_at_ms(SCHEDULER, peer, now_ms), self._applications.hear, heard
             )
-        count = sum(run.count for run in own)
-        self.dropped[message.model_id] += count
+            count += len(heard)
         if message.retry_after_ms is None and message.code != NoReplica.code:  # else no margin is to blame
             self._returns[message.model_id].note_dropped(count)
         self._progress_at_ms = now_ms
@@ -504,7 +505,9 @@ class FastWorld:
             number = self._number_of[part.frontend_id]
             own, tasks = self._own_and_tasks(part.runs)
             if tasks and self._applications is not None:
-                heard = self._applications.answered(model_id, number, tasks, started_at_ms, finished_at_ms)
+                heard = self._applications.answered(
+                    model_id, number, tasks, started_at_ms, finished_at_ms, answered_at_ms
+                )
                 self.schedule(answered_at_ms, self._applications.hear, heard)
             for run in own:
                 if run.first_seq < AGAIN_FROM:

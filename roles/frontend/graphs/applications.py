@@ -49,7 +49,7 @@ from roles.frontend.admission import NotAdmitted, wrong_inputs
 from roles.frontend.events import FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
 from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest, Step
-from roles.frontend.requests import Request, TaskId
+from roles.frontend.requests import Request, RequestState, TaskId
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 
@@ -112,24 +112,24 @@ class Applications:
 
     # ------------------------------------------------------------ what happens
 
-    def answer_by_ms(self, name: ModelId, budget_ms: float) -> float:
-        """How much of a budget may pass until there must be an answer."""
-        return self._served[name].served.answer_by_ms(budget_ms)
-
     def enter(self, request: Request) -> None:
-        """A client's request of an application was taken on."""
+        """A client's request of an application was taken on. If it may be answered in part, its deadline is when that has to leave."""
         application = self._served[request.model_id]
+        if application.served.may_be_partial:
+            budget_ms = application.served.answer_by_ms(request.due_at_ms - request.asked_at_ms)
+            request.deadline_at_ms = request.asked_at_ms + budget_ms
         number = next(application.numbers)
         application.running[number] = _Running(number, request)
         application.number_of[request] = number
-        self.events.append((application, Entered(number, request.deadline_at_ms)))
+        due_at_ms = min(request.due_at_ms, request.deadline_at_ms)  # its way to the client is kept back
+        self.events.append((application, Entered(number, due_at_ms)))
 
     def left(self, request: Request) -> None:
         """It has its answer, or nobody waits for one: what it has under way ends too."""
         application = self._served[request.model_id]
         number = application.number_of.get(request)
-        if number is not None:
-            self.events.append((application, Abandoned(number)))
+        if number is not None:  # before what else is known of it: nothing may follow from that any more
+            self.events.appendleft((application, Abandoned(number)))
 
     def time_up(self, request: Request) -> bool:
         """Its deadline has come. Whether `steps` has its end: it may have been given one before."""
@@ -220,7 +220,8 @@ class Applications:
                     yield self._make(application, action, models, now_ms)
                 case Cancel(task):
                     known = application.task(task)
-                    if known is not None:
+                    # One that has just ended is counted as what it ended as; its event has not been looked at yet.
+                    if known is not None and known.request.stage is not RequestState.ANSWERED:
                         application.tally(task).cancelled += 1
                         yield CancelTask(known.request)
                 case Ended(number, is_answered, trip, code, reason, retry_after_ms):

@@ -98,10 +98,11 @@ def _chosen(
     own = {tensor.name: tensor for tensor in request}
     missing = [name for name in names if name not in found and name not in own]
     renamed: dict[str, NamedTensor] = {}
-    if len(missing) == 1 and (source or len(found) == 1):
+    lone = source or (next(iter(found)) if len(found) == 1 else "")
+    # One that the model takes by its own name is no other input: that one is lacking, as after a stage that was lost.
+    if len(missing) == 1 and lone and lone not in names:
         (name,) = missing
-        tensor = found[source] if source else next(iter(found.values()))
-        renamed[name] = NamedTensor(name, tensor.array, tensor.place)
+        renamed[name] = NamedTensor(name, found[lone].array, found[lone].place)
     elif missing:
         error: type[RequestError] = Internal if found else InvalidInput
         raise error(

@@ -80,7 +80,9 @@ def _answer(
     made: Any, asked: GlueAsked, tensors: Sequence[NamedTensor]
 ) -> tuple[GlueMade, Sequence[NamedTensor]]:
     if isinstance(made, RequestError):
-        raise made
+        raise Internal(
+            made.reason
+        )  # not `made` itself: it would keep every request's tensors in its traceback
     call, argument, request = _call(made, asked, tensors)
     try:
         given = call(argument, request)

@@ -74,6 +74,23 @@ def test_nobody_undercuts_a_run_of_one_in_each_stage() -> None:
     assert plan.least_ms == {"a": 12.0, "b": 5.0, "c": 9.0, "d": 7.0}
 
 
+def test_what_may_never_run_takes_no_time_for_sure_and_a_join_behind_it_does() -> None:
+    run_ms = {"a": [10.0], "b": [20.0], "c": [60.0], "d": [5.0]}
+    for kind in ({"is_optional": True}, {"may_be_none": True}):
+        b = Stage("b", ModelId("b"), ("a",), **kind)
+        graph = graph_of([stage("a"), b, stage("c", "b"), stage("d", "a", "c")])
+        plan = ApplicationPlan("app", graph, 100.0, run_ms, 1)
+        assert plan.least_ms == {"a": 15.0, "b": 85.0, "c": 65.0, "d": 5.0}
+
+
+def test_what_is_provably_too_late_goes_by_the_fastest_gpu() -> None:
+    run_ms = {"a": line(4, 20), "b": line(4, 20)}
+    graph = graph_of([stage("a"), stage("b", "a")])
+    plan = ApplicationPlan("app", graph, 60.0, run_ms, 5, {"a": 6.0, "b": 6.0})
+    assert plan.least_ms == {"a": 12.0, "b": 6.0}
+    assert plan.longest_ms == 12.0
+
+
 def test_a_split_starts_anew_in_each_stage() -> None:
     rule = Split({"a": 30.0, "b": 50.0})
     assert rule.due_at_ms("a", deadline_at_ms=100.0, now_ms=0.0) == 30.0
@@ -94,6 +111,21 @@ def test_a_carried_deadline_leaves_what_a_stage_did_not_use_to_those_behind_it()
     assert rule.due_at_ms("d", deadline_at_ms=200.0, now_ms=60.0) == 200.0
 
 
+@pytest.mark.parametrize("budget_ms", [44.0, 50.0, 60.0, 100.0, 199.0])
+def test_a_request_with_a_short_budget_of_its_own_is_served_by_an_idle_cluster(budget_ms: float) -> None:
+    """Each stage starts when the one before it has run alone, and has time to run alone, as have those behind it."""
+    graph = graph_of([stage(name, *before) for name, before in zip("abcd", ("", "a", "b", "c"), strict=True)])
+    plan, behind_ms = carried(graph, 200.0)
+    rule, _ = plan.rule("carried")
+    for place, name in enumerate("abcd"):
+        now_ms = 11.0 * place
+        due_at_ms = rule.due_at_ms(name, budget_ms, now_ms, budget_ms)
+        assert due_at_ms - now_ms >= 11.0 - 1e-9
+        assert budget_ms - due_at_ms >= plan.least_ms[name] - 11.0 - 1e-9
+        assert budget_ms - due_at_ms <= 0.7 * behind_ms[name]
+    assert rule.due_at_ms("a", 200.0, 0.0, 200.0) == pytest.approx(200.0 - 0.7 * behind_ms["a"])
+
+
 def test_a_carried_deadline_follows_the_fan_outs_that_are_measured() -> None:
     graph = graph_of([stage("a"), stage("b", "a", fan_out=0.2)])
     plan, _ = carried(graph, 200.0)
@@ -101,8 +133,8 @@ def test_a_carried_deadline_follows_the_fan_outs_that_are_measured() -> None:
     before = rule.due_at_ms("a", deadline_at_ms=200.0, now_ms=0.0)
     for _ in range(1_000):
         measured.followed("b", 5)
-    assert rule.due_at_ms("a", deadline_at_ms=200.0, now_ms=500.0) == before  # once a second
-    assert rule.due_at_ms("a", deadline_at_ms=200.0, now_ms=1_500.0) < before - 20.0
+    assert rule.due_at_ms("a", deadline_at_ms=700.0, now_ms=500.0) == 500.0 + before  # once a second
+    assert rule.due_at_ms("a", deadline_at_ms=1_700.0, now_ms=1_500.0) < 1_500.0 + before - 20.0
 
 
 def test_pard_expects_the_mean_waits_and_runs_of_the_longest_way_behind() -> None:

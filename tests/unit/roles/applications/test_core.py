@@ -244,6 +244,41 @@ def test_a_join_that_is_needed_cannot_be_done_without() -> None:
     assert not ended(play.do(TimeUp(1), 98.0)).is_answered
 
 
+@pytest.mark.parametrize("is_optional", [True, False])
+def test_a_join_behind_what_is_left_out_with_an_optional_stage_is_waited_for_too(is_optional: bool) -> None:
+    """c is left out with b, before it was ever reached; the join starts all the same, and has not run."""
+    play = Play(
+        stage("a"),
+        stage("b", "a", is_optional=True),
+        stage("c", "b"),
+        stage("join", "a", "c", is_optional=is_optional),
+    )
+    play.enter()
+    play.answer(play.ask("a", 1, 0.0)[0], 10.0)
+    play.ask("b", 1, 10.0)
+    assert ended(play.do(TimeUp(1), 98.0)).is_answered is is_optional
+
+
+def test_what_comes_after_an_optional_stage_alone_is_left_out_with_it_when_the_time_is_up() -> None:
+    play = Play(stage("a"), stage("b", "a", is_optional=True), stage("c", "b"), stage("d", "c"))
+    play.enter()
+    play.answer(play.ask("a", 1, 0.0)[0], 10.0)
+    play.ask("b", 1, 10.0)
+    assert ended(play.do(TimeUp(1), 98.0)).is_answered
+
+
+def test_a_request_is_not_given_up_for_what_may_never_run() -> None:
+    """At 85 ms a and b fit; c, behind the optional b, is of no concern to a."""
+    play = Play(stage("root"), stage("a", "root"), stage("b", "a", is_optional=True), stage("c", "b"))
+    play.enter()
+    play.answer(play.ask("root", 1, 0.0)[0], 85.0)
+    (a,) = play.ask("a", 1, 85.0)
+    play.answer(a, 95.0)
+    end = ended(play.follow("b", 1, 95.0))
+    assert end.is_answered
+    assert end.trip.lost["b"].code == "DeadlineExceeded"
+
+
 def test_an_early_exit_has_the_outputs_of_the_stage_that_was_enough() -> None:
     play = Play(stage("small", is_answer=True), stage("large", "small"))
     play.enter()

@@ -205,6 +205,41 @@ def test_what_cannot_be_is_refused_with_what_would_be_right(path: str, value: An
     assert str(caught.value).startswith("f.yaml: ")
 
 
+def test_what_is_provably_too_late_goes_by_the_fastest_type_of_gpu() -> None:
+    by_type = {"v100": {"alpha_ms": 1, "beta_ms": 5}, "t4": {"alpha_ms": 4, "beta_ms": 20}}
+    nodes = [{"host": "a", "gpus": 4, "type": "v100"}, {"host": "b", "gpus": 1, "type": "t4"}]
+    document = {
+        "models": [{"name": "m", "profile": {"by_type": by_type}}],
+        "applications": [
+            {"name": "app", "slo_ms": 40, "stages": {"a": {"model": "m"}, "b": {"model": "m", "after": "a"}}}
+        ],
+        "cluster": {"nodes": nodes},
+    }
+    (application,) = read(document).applications
+    assert application.plan.least_ms == {"a": 12.0, "b": 6.0}
+    assert application.plan.run_ms["a"][0] == 24.0
+    with pytest.raises(ConfigError, match="the models on the longest way take 48 ms"):
+        read({**document, "cluster": {"nodes": nodes[1:]}})
+
+
+@pytest.mark.parametrize(
+    ("written", "may_be_none"),
+    [
+        ({}, False),
+        ({"fan_out": 3}, False),
+        ({"fan_out": {"poisson": 2}}, True),
+        ({"fan_out": {"share": 0.5}}, True),
+        ({"fan_out": {"from": "outputs.boxes"}}, True),
+        ({"glue": {"python": "shop:Crops"}}, True),
+    ],
+)
+def test_a_stage_may_have_no_request_where_its_data_or_a_draw_decide(
+    written: dict[str, Any], may_be_none: bool
+) -> None:
+    config = read(changed(f"{STAGES}.cars", {"model": "googlenet", "after": "detect", **written}))
+    assert config.applications[0].plan.graph.stage("cars").may_be_none is may_be_none
+
+
 def test_a_model_without_stages_needs_its_slo() -> None:
     with pytest.raises(ConfigError, match=r"models\[3\].slo_ms: is missing"):
         read({**DOCUMENT, "models": [*DOCUMENT["models"], model("other")]})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,19 @@ import numpy as np
 import pytest
 
 from fabric.ids import ModelId
+from fabric.messages import Arrivals, SeqRun, Withdraw
 from policies.graphs import GRAPH_DEADLINES
+from policies.graphs.graph import Stage
+from roles.applications.events import TaskAnswered
 from roles.config.read_config import parse_config
+from roles.frontend.return_margin import ReturnPath
+from roles.simulator.applications import TASKS_FROM, ApplicationPlay, PlayedApplication
+from roles.simulator.network import KnownReturn
 from roles.simulator.simulation import simulate
+from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import workload_of
 from roles.workload.outcomes import ApplicationOutcome, Outcome, Window
+from tests.applications_stage import served
 
 
 def model(name: str, run_ms: float, size_max: int = 8) -> dict[str, Any]:
@@ -229,3 +239,83 @@ def test_what_is_reported() -> None:
         "stages",
     }
     assert np.isclose(applications["app"]["bad_rate"], app(outcome).requests.bad_rate)
+
+
+class NotedReturn(KnownReturn):
+    """What a frontend would learn of the way back of one model."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.noted: list[tuple[str, float, float]] = []
+
+    def note_batch(self, return_ms: float) -> None:
+        self.noted.append(("batch", return_ms, 0.0))
+
+    def note_answer(self, late_ms: float, budget_ms: float) -> None:
+        self.noted.append(("answer", late_ms, budget_ms))
+
+
+class World:
+    """Around one application's requests, by hand."""
+
+    def __init__(self) -> None:
+        self.path = NotedReturn()
+        self.told: list[Arrivals | Withdraw] = []
+        self._later: list[tuple[float, Callable[[Any, float], None], object]] = []
+
+    def schedule(self, at_ms: float, callback: Callable[[Any, float], None], argument: object) -> None:
+        self._later.append((at_ms, callback, argument))
+
+    def next(self) -> None:
+        at_ms, callback, argument = self._later.pop(0)
+        callback(argument, at_ms)
+
+    def tell_scheduler(self, frontend: int, message: Arrivals | Withdraw, now_ms: float) -> None:
+        self.told.append(message)
+
+    def return_of(self, model_id: ModelId) -> NotedReturn:
+        return self.path
+
+
+def lone_task() -> tuple[ApplicationPlay, World]:
+    """One request of one stage of model d, announced at 0 with 100 ms."""
+    application = served(Stage("a", ModelId("d")), slo_ms=100.0)
+    traffic = ModelTraffic(ModelId("app"), 100.0, np.array([0.0]))
+    play, world = ApplicationPlay([PlayedApplication(application, traffic)], 1), World()
+    play.begin(world)
+    world.next()
+    return play, world
+
+
+TASK = [SeqRun(TASKS_FROM, 1)]
+
+
+def test_the_way_back_of_a_task_is_a_wait_to_its_rule_and_learned() -> None:
+    play, world = lone_task()
+    heard = play.answered(ModelId("d"), 0, TASK, 5.0, 15.0, 18.0)
+    assert heard == [(0, TaskAnswered(1, 8.0, 10.0))]
+    assert world.path.noted == [("answer", -82.0, 100.0), ("batch", 3.0, 0.0)]
+    assert (play.tallies[0]["a"].waited_ms, play.tallies[0]["a"].run_ms) == (5.0, 10.0)
+
+
+def test_how_late_a_task_is_that_was_cancelled_when_it_was_due_is_learned_of_its_outputs() -> None:
+    play, world = lone_task()
+    world.next()  # its time is up
+    assert isinstance(world.told[-1], Withdraw)
+    assert play.answered(ModelId("d"), 0, TASK, 90.0, 102.0, 100.0 + 4.0) == []
+    assert world.path.noted == [("answer", 4.0, 100.0)]
+
+
+def test_where_the_network_jitters_what_becomes_of_tasks_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: Counter[str] = Counter()
+    monkeypatch.setattr(ReturnPath, "note_batch", lambda path, return_ms: noted.update(batches=1))
+    monkeypatch.setattr(ReturnPath, "note_answer", lambda path, late_ms, budget_ms: noted.update(answers=1))
+    monkeypatch.setattr(ReturnPath, "note_dropped", lambda path, count: noted.update(dropped=count))
+    written = copy.deepcopy(MIXED)
+    del written["models"][1]["slo_ms"], written["models"][1]["rate_rps"]
+    config = parse_config(written, Path())
+    outcome = simulate(config, workload_of(config).scaled(3.0), Window(0.0, 800.0)).outcome
+    stages = [stage for one in outcome.applications.values() for stage in one.stages.values()]
+    assert noted["batches"] > 0
+    assert noted["answers"] >= sum(stage.answered for stage in stages) > 0
+    assert 0 < noted["dropped"] <= sum(stage.dropped for stage in stages)

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fabric.ids import ModelId, PeerId
-from fabric.messages import Arrivals, CancelRequest, Dropped, SeqRun, StageResult, Withdraw
+from fabric.ids import BatchId, ModelId, PeerId
+from fabric.messages import (
+    Arrivals,
+    CancelRequest,
+    Dropped,
+    InputsReturned,
+    SeqRun,
+    StageResult,
+    Withdraw,
+)
 from policies.graphs.graph import Stage
-from roles.frontend.events import ClientSaid, InputsNotMade, KeepRow, ReplyWithAll, SchedulerSaid
+from roles.frontend.events import (
+    ClientSaid,
+    InputsNotMade,
+    KeepRow,
+    ReplyWithAll,
+    SchedulerSaid,
+    WorkerSaid,
+)
+from roles.frontend.requests import SCHEDULER_SAYS_WITHIN_MS
 from roles.runtime.core import Lost, Tick
 from tests.applications_stage import ApplicationStage, served
-from tests.builders import CLIENT, computed, directory, grant, model_info, of_type, slice_info
+from tests.builders import CLIENT, SLICE, computed, directory, grant, model_info, of_type, slice_info
 
 
 def detector() -> ApplicationStage:
@@ -103,6 +119,8 @@ def test_a_task_that_is_given_up_refuses_the_request_and_withdraws_its_siblings(
     assert nothing_is_left(stage)
     assert stage.core.counters["tasks_refused"] == 2
     assert stage.core.counters["tasks_cancelled"] == 1
+    cars = stage.core.stage_tallies[ModelId("app")]["cars"]
+    assert (cars.asked, cars.answered, cars.dropped, cars.cancelled) == (3, 0, 2, 1)
 
 
 def test_a_cancelled_request_and_one_whose_client_is_gone_withdraw_all_they_have() -> None:
@@ -183,3 +201,75 @@ def test_tasks_are_announced_like_requests_and_bear_their_own_budgets() -> None:
     assert (arrivals.model_id, arrivals.count) == ("d", 1)
     assert 45.0 <= arrivals.budget_ms + arrivals.slack_ms <= 50.0
     assert stage.core.counters["accepted"] == 1
+
+
+def lone(budget_ms: float, way_ms: float = 0.0, *, is_optional: bool = False) -> tuple[ApplicationStage, int]:
+    """One stage of model d, whose request was announced at 0; its number there."""
+    stage = ApplicationStage(served(Stage("a", ModelId("d"), is_optional=is_optional)))
+    stage.ask(1, 0.0, budget_ms, way_ms)
+    stage.make(stage.job("a"), 1, 0.0)
+    _, seq = stage.take()
+    return stage, seq
+
+
+def test_an_answer_is_sent_until_the_budget_ends_and_planned_for_the_way_before_that() -> None:
+    stage, seq = lone(100.0, way_ms=20.0)
+    (arrivals,) = of_type(Arrivals, stage.told)
+    assert arrivals.budget_ms + arrivals.slack_ms <= 80.0
+    stage.do(grant((seq, 1), model_id="d"), 1.0)
+    stage.do(Tick(), 99.0)
+    assert not stage.finals
+    stage.do(computed(seq, model_id="d"), 99.0)
+    assert 1 in stage.answers
+    late, seq = lone(100.0, way_ms=20.0)
+    late.do(Tick(), 100.0)
+    assert late.refusals[1].code == "DeadlineExceeded"
+
+
+def test_an_answer_in_part_leaves_in_time_for_its_way() -> None:
+    stage, _ = lone(100.0, way_ms=20.0, is_optional=True)
+    stage.do(Tick(), 79.0)
+    assert 1 in stage.answers
+
+
+def test_how_late_the_last_stage_was_is_learned_when_its_outputs_come() -> None:
+    stage, seq = lone(50.0)
+    stage.do(grant((seq, 1), model_id="d"), 1.0)
+    before_ms = stage.core.margins_ms[ModelId("d")]
+    stage.do(Tick(), 50.0)
+    assert stage.refusals[1].code == "DeadlineExceeded"
+    assert stage.core.margins_ms[ModelId("d")] == before_ms
+    stage.do(computed(seq, model_id="d"), 50.5)
+    assert stage.core.margins_ms[ModelId("d")] == before_ms + 0.5
+    assert nothing_is_left(stage)
+
+
+def test_what_is_withdrawn_before_it_is_late_teaches_nothing() -> None:
+    stage, seq = lone(50.0)
+    stage.do(grant((seq, 1), model_id="d"), 1.0)
+    before_ms = stage.core.margins_ms[ModelId("d")]
+    stage.do(ClientSaid(CLIENT, CancelRequest(1)), 20.0)
+    stage.do(computed(seq, model_id="d"), 50.5)
+    assert stage.core.margins_ms[ModelId("d")] == before_ms
+
+
+def test_a_client_that_goes_as_the_last_optional_task_is_given_up_gets_no_answer() -> None:
+    """Its model is removed and its inputs are back: at the moment at which nobody can say more of it, its client is lost."""
+    for end in (ClientSaid(CLIENT, CancelRequest(1)), Lost(PeerId(CLIENT), "closed")):
+        stage = ApplicationStage(
+            served(
+                Stage("a", ModelId("d")), Stage("b", ModelId("c"), ("a",), is_optional=True), slo_ms=1_000.0
+            )
+        )
+        stage.ask(1, 0.0)
+        stage.make(stage.job("a"), 1, 0.0)
+        run(stage, "d", 0.0, 1)
+        stage.make(stage.job("b"), 1, 10.0)
+        _, seq = stage.take()
+        stage.do(grant((seq, 1), model_id="c", batch_id=2), 11.0)
+        stage.do(directory([model_info("d")]), 12.0)
+        returned = InputsReturned(BatchId(2), SLICE, ModelId("c"), (seq,), "late")
+        stage.do(WorkerSaid(returned), 13.0)
+        stage.do(end, 13.0 + SCHEDULER_SAYS_WITHIN_MS)
+        assert not stage.answers
+        assert nothing_is_left(stage)

@@ -73,6 +73,17 @@ def test_a_join_gets_all_answers_of_a_stage_one_over_the_other() -> None:
     [
         ([("a", [outputs(x=1, y=2)])], ["x", "z"], 1, "", Internal, "'z' is neither an output before it"),
         ([], ["z"], 1, "", InvalidInput, "'z' is neither"),
+        # What is an input by its own name is not another one too, such as that of a stage that was lost.
+        (
+            [("text", []), ("image", [outputs(image_vec=[1.0])])],
+            ["text_vec", "image_vec"],
+            1,
+            "",
+            Internal,
+            "'text_vec' is neither an output before it .image_vec.",
+        ),
+        ([("a", [outputs(x=[1.0])])], ["x", "y"], 1, "", Internal, "'y' is neither an output before it"),
+        ([("a", [outputs(x=[[1.0]], z=2)])], ["x", "y"], None, "x", Internal, "'y' is neither an output"),
         ([("a", [outputs(x=1)])], ["x"], None, "cars", Internal, "no output 'cars'.*there is x"),
         ([("a", [outputs(x=1.5)])], ["x"], None, "x", Internal, "how many requests follow, and is float64"),
         ([("a", [outputs(x=10_000)])], ["x"], None, "x", Internal, "asks for 10000 requests.*at most 64"),
