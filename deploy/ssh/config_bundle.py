@@ -191,9 +191,11 @@ def take_glue_along(
     """The modules of all applications' glue, which runs beside frontends. `hashes` gets what each file contains."""
     for application in document.get("applications") or ():
         for name, stage in application["stages"].items():
-            if stage.get("glue"):
-                where = f"applications: glue.python of {application['name']}.{name}"
-                _take_module(stage["glue"]["python"], where, base_dir, files, hashes)
+            glue = stage.get("glue")
+            if glue:
+                written = glue if isinstance(glue, str) else glue["python"]
+                where = f"applications: glue of {application['name']}.{name}"
+                _take_module(written, where, base_dir, files, hashes)
 
 
 def _take_module(

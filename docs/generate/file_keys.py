@@ -14,6 +14,7 @@ from docs.generate.kinds import default_of, in_words
 from docs.generate.text import attribute_docstrings, paragraphs, table
 from fabric.policy_options import Choice, Flag, Number, Option, Schema
 from policies.batching.registry import DISCIPLINES
+from policies.graphs import GRAPH_DEADLINES
 from policies.placement.registry import PLACEMENTS
 from profiles.interference import INTERFERENCE_LAWS
 from roles.config import sections
@@ -44,6 +45,10 @@ def file_page() -> str:
         "## Options of interference\n\nWhat each law needs: [profiles](../guides/profiles.md#interference).\n"
     )
     parts.append(_options({name: law.options for name, law in INTERFERENCE_LAWS.items()}))
+    parts.append(
+        "## Options of graph_deadlines\n\nWhat each rule does: [applications](../guides/applications.md).\n"
+    )
+    parts.append(_options(GRAPH_DEADLINES))
     parts.append(
         f"## All of it in one file\n\nThis is examples/cluster.yaml.\n\n```yaml\n{EXAMPLE.read_text(encoding='utf-8')}```\n"
     )

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
 from fabric.errors import ConfigError
+from fabric.policy_options import Number, Schema, checked_options, shown, suggestion
 from policies.graphs.deadline_rules import Carried, DeadlineRule, Pard, Split
 from policies.graphs.fan_outs import FanOut as FanOut
-from policies.graphs.graph import Budgets, Graph, RunTimes
+from policies.graphs.graph import SEGMENTS, Budgets, Graph, RunTimes
 from policies.graphs.stage_times import Measured
 
 DEFAULT = "carried"
-GRAPH_DEADLINES = ("carried", "nexus", "equal", "proportional", "pard")
+SEGMENTS_MAX = 5_000
+"""The program looks at every pair of a stage's segments with those behind it."""
+GRAPH_DEADLINES: Mapping[str, Schema] = {
+    "carried": {},
+    "nexus": {
+        "segments": Number(SEGMENTS, minimum=2, maximum=SEGMENTS_MAX, is_minimum_allowed=True, is_whole=True)
+    },
+    "equal": {},
+    "proportional": {},
+    "pard": {},
+}
+"""The rules by name, with the options that each one knows."""
+_SPLITTING = ("nexus", "equal", "proportional")
+
+
+def rule_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a rule with the defaults filled in; ConfigError where name or options are wrong."""
+    known = GRAPH_DEADLINES.get(name)
+    if known is None:
+        raise ConfigError(f"graph_deadlines: there is no {shown(name)}{suggestion(name, GRAPH_DEADLINES)}")
+    return checked_options(known, given, f"graph_deadlines.{name}")
 
 
 class ApplicationPlan(Struct, frozen=True):
-    """What is known of an application before it starts. `gpus`: how many serve it.
+    """What is known of an application before it starts. `gpus`: how many serve it. `segments`: into which `nexus` cuts the SLO.
 
     `run_ms`: l(b) by stage, on the slowest type of GPU; empty where a model has no profile: then budgets are equal ones, and `carried` goes by what is
     measured. `fastest_ms`: l(1) by stage on the fastest type; None: there is one type.
@@ -29,6 +51,7 @@ class ApplicationPlan(Struct, frozen=True):
     run_ms: RunTimes
     gpus: int
     fastest_ms: Mapping[str, float] | None = None
+    segments: int = SEGMENTS
 
     @property
     def least_ms(self) -> dict[str, float]:
@@ -82,10 +105,14 @@ class ApplicationPlan(Struct, frozen=True):
             return equal(graph, self.slo_ms)
         found: Budgets | None = None
         if rule == "nexus":
-            found = nexus(graph, self.slo_ms, self.run_ms, demand)
+            found = nexus(graph, self.slo_ms, self.run_ms, demand, self.segments)
         elif rule == "carried":
             found = pooled(graph, self.slo_ms, self.run_ms, demand, self.gpus)
         return found or proportional(graph, self.slo_ms, self.run_ms)
+
+    def split(self, rule: str) -> Budgets | None:
+        """Each stage's part of the SLO, in ms; None under a rule that does not split it. Raises as `budgets`."""
+        return self.budgets(rule) if rule in _SPLITTING else None
 
     def rule(self, rule: str) -> tuple[DeadlineRule, Measured]:
         """The rule for a run from its beginning, and what it is to be told."""

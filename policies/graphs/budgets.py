@@ -12,10 +12,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from policies.graphs.graph import Budgets, Graph, RunTimes
+from policies.graphs.graph import SEGMENTS, Budgets, Graph, RunTimes
 from policies.graphs.nexus_program import Costs, divide
 
-STEPS = 500  # of an SLO: Nexus' own example has as many
 _ROUNDS = 4  # of rate and budgets, each from the other: they settle within three
 
 
@@ -35,7 +34,7 @@ def _weighted(graph: Graph, slo_ms: float, weights: Mapping[str, float]) -> Budg
 
 
 def nexus(
-    graph: Graph, slo_ms: float, run_ms: RunTimes, demand: Mapping[str, float], steps: int = STEPS
+    graph: Graph, slo_ms: float, run_ms: RunTimes, demand: Mapping[str, float], steps: int = SEGMENTS
 ) -> Budgets | None:
     """Nexus' program: the cut that needs the fewest GPUs, if a batch may take half of its stage's budget.
 
@@ -58,7 +57,7 @@ def pooled(
     run_ms: RunTimes,
     demand: Mapping[str, float],
     gpus: float,
-    steps: int = STEPS,
+    steps: int = SEGMENTS,
 ) -> Budgets | None:
     """As `nexus`, for stages that share `gpus` under one scheduler which sees all of them, at the highest rate these carry.
 

@@ -22,6 +22,8 @@ RunTimes = Mapping[str, Sequence[float]]
 """By stage: l(b) of its model at index b - 1, never falling."""
 Budgets = dict[str, float]
 """By stage: ms."""
+SEGMENTS = 500
+"""Of an SLO that is cut into budgets: Nexus' own example has as many."""
 STAGES_MAX = 64
 FAN_OUT_MAX = 64
 """Requests of one stage that one answer may start. What is drawn beyond them is cut off; data or a glue that asks for more is an error."""

@@ -18,7 +18,7 @@ from roles.benchmark.share import (
     asked_of,
     play_share,
 )
-from roles.benchmark.verdict import LoadRun, judge
+from roles.benchmark.verdict import LoadRun, PlannedSlices, judge, planned_slices
 from roles.runtime.process import PARENT_VARIABLE, child_environment, die_with_parent
 from roles.runtime.spawned import DeafContext
 from roles.workload.outcomes import Window
@@ -26,11 +26,17 @@ from roles.workload.outcomes import Window
 _POLL_S = 0.2
 
 
-def run_load(plan: LoadPlan, window: Window, on_step: Callable[[float], None]) -> LoadRun:
-    """Play `plan` with its processes; `on_step` hears which part of the time has passed.
+def run_load(
+    plan: LoadPlan,
+    window: Window,
+    on_step: Callable[[float], None],
+    planned: PlannedSlices | None = None,
+) -> LoadRun:
+    """Play `plan` with its processes; `on_step` hears which part of the time has passed. `planned` spares planning again.
 
     Raises PeerLost when there is no frontend at the target, FabricError when a sender fails.
     """
+    planned = planned or planned_slices(plan.config)
     context = DeafContext()
     start = StartGate(context.Barrier(plan.processes), context.Value("d", 0.0))
     os.environ.update(child_environment())
@@ -52,7 +58,7 @@ def run_load(plan: LoadPlan, window: Window, on_step: Callable[[float], None]) -
             sender.terminate()
         for sender in senders:
             sender.join(1.0)
-    return judge(plan.config, records, window)
+    return judge(plan.config, records, window, planned)
 
 
 def _send(plan: LoadPlan, number: int, start: StartGate, writer: Connection) -> None:

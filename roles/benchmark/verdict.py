@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
 from policies.slo import BAD_RATE_ALLOWED
 from roles.applications.tally import StageTally
@@ -29,7 +30,37 @@ LATE_MS_MAX = 1.0
 LATE_SLO_FRACTION = 0.05
 """A sender may be late at its p99 by the larger of these: a millisecond, or that part of the tightest SLO."""
 
+Parts = Mapping[int, float]
+"""How much of which GPUs of the cluster a slice has."""
+
 _COLUMN = {name: place for place, name in enumerate(COLUMNS)}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSlices:
+    """The slices of the file's own plan, and what of the cluster each has; a slice that it does not have counts as one whole GPU.
+
+    `remark`: why nothing is known of them, where no plan can be made.
+    """
+
+    parts: Mapping[SliceId, Parts]
+    remark: str = ""
+
+
+def planned_slices(config: ClusterConfig) -> PlannedSlices:
+    """Plan as the cluster did. It may have been planned by what is not there any more, or not here: then that is a remark."""
+    try:
+        slices = settings_from(config).slices
+    except (ConfigError, ProfileError) as error:
+        return PlannedSlices({}, f"slices count as whole GPUs, as the file's plan cannot be made: {error}")
+    places = _places(config)
+    parts: dict[SliceId, Parts] = {}
+    for node_id, spec in slices:
+        share = (spec.share_percent or 100.0) / 100
+        # Ranks run each batch together, a pipeline's stages one after the other.
+        share /= 1 if spec.is_gang else len(spec.gpus)
+        parts[spec.slice_id] = {places[f"{node_id}/gpu{gpu}"]: share for gpu in spec.gpus}
+    return PlannedSlices(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +146,16 @@ class LoadRun:
         return breakdown
 
 
-def judge(config: ClusterConfig, records: Sequence[LoadRecord], window: Window) -> LoadRun:
-    """Put the senders' records together and judge what was meant to arrive in the window."""
+def judge(
+    config: ClusterConfig,
+    records: Sequence[LoadRecord],
+    window: Window,
+    planned: PlannedSlices | None = None,
+) -> LoadRun:
+    """Put the senders' records together and judge what was meant to arrive in the window. `planned` spares planning again."""
     record = _merged(records)
-    return LoadRun(config, window, _outcome(config, record, window), record)
+    outcome = _outcome(config, planned or planned_slices(config), record, window)
+    return LoadRun(config, window, outcome, record)
 
 
 def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
@@ -144,7 +181,7 @@ def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
     return LoadRecord(rows[order], tuple(names), errors, stages)
 
 
-def _outcome(config: ClusterConfig, record: LoadRecord, window: Window) -> Outcome:
+def _outcome(config: ClusterConfig, planned: PlannedSlices, record: LoadRecord, window: Window) -> Outcome:
     rows = record.rows
     fates: dict[ModelId, ModelOutcome] = {}
     for place, (name, slo_ms) in enumerate(asked_of(config)):
@@ -165,8 +202,24 @@ def _outcome(config: ClusterConfig, record: LoadRecord, window: Window) -> Outco
         )
         for one in config.applications
     }
-    busy = _busy_fraction(config, record, window)
-    return Outcome(window.duration_s, models, busy, sum(fraction > 0 for fraction in busy), applications)
+    busy = _busy_fraction(config, planned, record, window)
+    used_gpus = sum(fraction > 0 for fraction in busy)
+    return Outcome(
+        window.duration_s,
+        models,
+        busy,
+        used_gpus,
+        applications,
+        is_work_known=_is_work_known(_inside(rows, window), len(config.models)),
+        gpus_min=max(map(len, planned.parts.values()), default=1),
+    )
+
+
+def _is_work_known(rows: NDArray[np.float64], models: int) -> bool:
+    """Whether answers tell of all batches: those of applications do not, nor those of a gateway that tells of none."""
+    has_stages = rows[:, _COLUMN["model"]] >= models
+    is_untold = ~np.isnan(rows[:, _COLUMN["latency_ms"]]) & np.isnan(rows[:, _COLUMN["batch_size"]])
+    return not np.any(has_stages | is_untold)
 
 
 def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
@@ -175,11 +228,14 @@ def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
     return [int(size) for size, times in zip(sizes, told, strict=True) for _ in range(round(times / size))]
 
 
-def _busy_fraction(config: ClusterConfig, record: LoadRecord, window: Window) -> tuple[float, ...]:
+def _busy_fraction(
+    config: ClusterConfig, planned: PlannedSlices, record: LoadRecord, window: Window
+) -> tuple[float, ...]:
     """Each GPU's busy part of the window by the answers' ledgers, weighted by the slices' shares.
 
     What other clients had computed is not in it, nor what was computed for nobody or for stages of applications. A slice that the file's plan does
-    not have came with a move; its share is not known here, so it counts as a whole GPU: the one in its name.
+    not have came with a move; its share is not known here, so it counts as a whole GPU: the one in its name. The GPUs of a
+    pipeline count alike: the ledger does not say how long each of them had the batch.
     """
     rows = _inside(record.rows, window)
     rows = rows[~np.isnan(rows[:, _COLUMN["batch_size"]])]
@@ -188,24 +244,21 @@ def _busy_fraction(config: ClusterConfig, record: LoadRecord, window: Window) ->
         rows[:, _COLUMN["gpu_ms"]] / rows[:, _COLUMN["batch_size"]],
         len(record.slices),
     )
-    places = {f"{gpu.node_id}/gpu{gpu.local_index}": gpu.index for gpu in config.gpus}
-    of_slice = _gpu_and_share(config, places)
+    places = _places(config)
     busy = [0.0] * len(config.gpus)
     for name, spent_ms in zip(record.slices, busy_ms, strict=True):
-        gpu, share = of_slice.get(SliceId(name), (places.get(name.rpartition("/")[0]), 1.0))
-        if gpu is not None:
+        parts = planned.parts.get(SliceId(name))
+        if parts is None:
+            gpu = places.get(name.rpartition("/")[0])
+            parts = {} if gpu is None else {gpu: 1.0}
+        for gpu, share in parts.items():
             busy[gpu] += share * float(spent_ms) / (window.until_ms - window.from_ms)
     return tuple(min(1.0, fraction) for fraction in busy)
 
 
-def _gpu_and_share(
-    config: ClusterConfig, places: Mapping[str, int]
-) -> dict[SliceId, tuple[int | None, float]]:
-    """By slice of the configuration's own placement: its GPU's place in the cluster, its share of it."""
-    return {
-        spec.slice_id: (places[f"{node_id}/gpu{spec.gpu}"], (spec.share_percent or 100.0) / 100)
-        for node_id, spec in settings_from(config).slices
-    }
+def _places(config: ClusterConfig) -> dict[str, int]:
+    """The number of each GPU in the cluster, by its node and its number there."""
+    return {f"{gpu.node_id}/gpu{gpu.local_index}": gpu.index for gpu in config.gpus}
 
 
 def _inside(rows: NDArray[np.float64], window: Window) -> NDArray[np.float64]:

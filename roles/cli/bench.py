@@ -16,7 +16,7 @@ from roles.benchmark.gateway_target import check_target
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan, asked_of
 from roles.benchmark.targets import default_processes
-from roles.benchmark.verdict import LoadRun
+from roles.benchmark.verdict import LoadRun, planned_slices
 from roles.cli.cluster_tables import brief
 from roles.cli.console import plain_console
 from roles.cli.infer import running_frontends
@@ -93,7 +93,8 @@ def bench(
 ) -> None:
     """Send the workload of FILE to a living cluster, each request at its moment, whatever became of the others.
 
-    Latency counts from the moment a request was meant to leave. Exit 4 when a model's bad rate is 1 % or more, or 1
+    Latency counts from the moment a request was meant to leave. A frontend refuses at the deadline: percentiles are of answers in
+    time, and late requests count as dropped. Exit 4 when a model's bad rate is 1 % or more, or 1
     when it is, and the senders themselves were so late that it may be their doing.
     """
     plots = None if plot_path is None else painters()
@@ -111,8 +112,10 @@ def bench(
         key_file=key_file,
         token=_token_in(token_file),
     )
+    planned = planned_slices(config)
+    remark([planned.remark] if planned.remark else [])
     with progress("sending") as on_step:
-        run = run_load(plan, window, on_step)
+        run = run_load(plan, window, on_step, planned)
     if plot_path is not None and plots is not None:
         with writing(plot_path):
             plots.plot_load(plot_path, run)

@@ -59,8 +59,15 @@ def of_environment(environment: Mapping[str, str]) -> list[tuple[str, Any, str]]
     """Where run files are and which key is shown, which no file says."""
     home = run_dir(environment)
     home.remove()
-    names = ("TENUTO_RUN_DIR", "XDG_RUNTIME_DIR")
-    used = next((name for name in names if str(home.path).startswith(environment.get(name) or "\0")), None)
+    places = (("TENUTO_RUN_DIR", ""), ("XDG_RUNTIME_DIR", "tenuto"))
+    used = next(
+        (
+            name
+            for name, inside in places
+            if environment.get(name) and home.path == Path(environment[name], inside).absolute()
+        ),
+        None,
+    )
     key = environment.get("TENUTO_KEY_FILE")
     return [
         ("--run-dir", str(home.path), f"${used}" if used else "default"),

@@ -14,6 +14,7 @@ from fabric.errors import ConfigError
 from fabric.policy_options import brief
 from roles.cli.options import IntRange
 from roles.config.checks import DURATION_MS_MAX, RATE_RPS_MAX
+from roles.config.cluster import ClusterConfig
 from roles.config.overrides import Override, read_override
 
 GPUS_MAX = 1_000_000
@@ -71,21 +72,26 @@ def override_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
-    """Every model's requests come as in that trace; those of models that it does not name do not come.
+    """The requests of every model that this trace names come as in it; those of the others must not (`not_recorded`)."""
+    named = _models_in(path)
+    trace = {"process": "trace", "path": str(path.absolute())}
+    return [
+        Override(f"models[{place}].arrival", trace, "--arrivals")
+        for place, model in enumerate(_models(document))
+        if named is None or str(model.get("name")) in named
+    ]
 
-    Nor those of applications: what their stages asked is in the trace, as requests of models.
+
+def not_recorded(config: ClusterConfig, path: Path) -> frozenset[str]:
+    """Of whom nothing comes where that trace is played: models that it does not name, and all applications.
+
+    What the stages of these asked is in the trace, as requests of models.
     """
     named = _models_in(path)
-    found = []
-    for place, model in enumerate(_models(document)):
-        if named is None or str(model.get("name")) in named:
-            trace = {"process": "trace", "path": str(path.absolute())}
-            found.append(Override(f"models[{place}].arrival", trace, "--arrivals"))
-        else:
-            found.append(Override(f"models[{place}].rate_rps", 0, "--arrivals"))
-    applications = document.get("applications")
-    count = len(applications) if isinstance(applications, list) else 0
-    return [*found, *(Override(f"applications[{place}].rate_rps", 0, "--arrivals") for place in range(count))]
+    silent = {one.name for one in config.applications}
+    return frozenset(
+        silent | {one.name for one in config.models if named is not None and one.name not in named}
+    )
 
 
 def _models_in(path: Path) -> set[str] | None:
@@ -126,7 +132,9 @@ def _rate(document: Mapping[str, Any], text: str) -> list[Override]:
         return [Override(f"models[{place}].rate_rps", rate_rps, "--rate")]
     models = _models(document)
     rates = [model.get("rate_rps") for model in models]
-    is_shared_out = "popularity" in document or any("weight" in model for model in models)
+    applications = document.get("applications")
+    others = [one for one in applications if isinstance(one, dict)] if isinstance(applications, list) else []
+    is_shared_out = "popularity" in document or any("weight" in one for one in (*models, *others))
     if document.get("rate_rps") is not None or (is_shared_out and all(rate is None for rate in rates)):
         return [Override("rate_rps", rate_rps, "--rate")]
     if len(models) == 1 and not document.get("applications"):

@@ -26,7 +26,7 @@ from roles.cli.options import (
     warmup_option,
     writing,
 )
-from roles.cli.overrides import override_options, recorded
+from roles.cli.overrides import not_recorded, override_options, recorded
 from roles.cli.progress import progress
 from roles.config.overrides import Override
 from roles.config.read_config import Overrides, load_document
@@ -94,7 +94,8 @@ def simulate(
 
     document, config = load_document(file, given)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
-    workload = workload_of(config, seed)
+    silent: frozenset[str] = frozenset() if arrivals is None else not_recorded(config, arrivals)
+    workload = workload_of(config, seed, silent)
     remark(workload.remarks(window.until_ms))
     if is_replanned:
         run = simulate_replanning(config, document, str(file.parent), workload, window, is_full=is_full)
@@ -114,7 +115,9 @@ def simulate(
         echo_json({**run.outcome.as_json(), **replanning})
     else:
         print_outcome(run.outcome, f"{run.outcome.duration_s:g} s in virtual time")
-    is_left_out = any(config.model(model_id).rate_rps != 0 for model_id in run.unplaced)
+    is_left_out = any(
+        model_id not in silent and config.model(model_id).rate_rps != 0 for model_id in run.unplaced
+    )
     if check and (is_left_out or run.outcome.worst_bad_rate >= BAD_RATE_ALLOWED):
         sys.exit(EXIT_SLO_MISSED)
 
@@ -135,7 +138,7 @@ def print_outcome(outcome: Outcome, title: str) -> None:
         "median",
     ):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, model in outcome.fates.items():
+    for name, model in outcome.told.items():
         times = (model.p50_ms, model.p99_ms, model.batch_mean, model.batch_p50)
         table.add_row(
             name,
@@ -144,6 +147,9 @@ def print_outcome(outcome: Outcome, title: str) -> None:
             *("-" if value is None else f"{value:.2f}" for value in times),
         )
     busy = outcome.busy_fraction
+    advice = f"the load of this run asks for {outcome.advice_gpus}"
+    if outcome.advice_gpus is None:
+        advice = "not all of their work is known, so nothing says how many the load asks for"
     console = plain_console()
     console.print(table)
     console.print(
@@ -151,6 +157,5 @@ def print_outcome(outcome: Outcome, title: str) -> None:
         f"goodput {outcome.good / outcome.duration_s:.1f} r/s, bad rate {100 * outcome.bad_rate:.2f} %"
     )
     console.print(
-        f"GPUs {len(busy)}, used {outcome.used_gpus}, busy {100 * sum(busy) / max(1, len(busy)):.1f} % on average; "
-        f"the load of this run asks for {outcome.advice_gpus}"
+        f"GPUs {len(busy)}, used {outcome.used_gpus}, busy {100 * sum(busy) / max(1, len(busy)):.1f} % on average; {advice}"
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.policy_options import shown, suggestion
-from policies.graphs import GRAPH_DEADLINES, ApplicationPlan, FanOut
-from policies.graphs.graph import FAN_OUT_MAX, Graph, Stage, graph_of
+from policies.graphs import ApplicationPlan, FanOut
+from policies.graphs.graph import FAN_OUT_MAX, SEGMENTS, Graph, Stage, graph_of
 from profiles.model import ModelProfile
 from roles.applications.served import GlueSpec
-from roles.config.checks import DURATION_MS_MAX, finite, name_like, one_of, whole
-from roles.config.cluster import ApplicationConfig, ArrivalConfig
+from roles.config.checks import DURATION_MS_MAX, finite, name_like, whole
+from roles.config.cluster import ApplicationConfig, ArrivalConfig, PolicyChoice
 from roles.config.model_loaders import class_named
-from roles.config.rates import rate_steps
+from roles.config.rates import Steps, rate_steps
 from roles.config.sections import (
     ApplicationSection,
     ArrivalSection,
@@ -39,19 +40,19 @@ class ReadApplications(Struct, frozen=True):
 
 def read_applications(
     sections: Sequence[ApplicationSection],
-    rule: str,
+    rates: Sequence[Steps],
+    rule: PolicyChoice,
     models: Sequence[ModelSection],
     profiles: Mapping[str, Sequence[ModelProfile]],
     gpus: int,
     read_arrival: Callable[[ArrivalSection, str], ArrivalConfig],
 ) -> ReadApplications:
-    """Check them against the models of the file. `profiles`: of each model, on the types of GPU there are."""
-    one_of(rule, GRAPH_DEADLINES, "graph_deadlines")
+    """Check them against the models of the file. `rates`: of each application. `profiles`: of each model, on the types of GPU there are."""
     names = [model.name for model in models]
     applications: list[ApplicationConfig] = []
     slo_ms: dict[ModelId, float] = {}
     stage_rps: dict[ModelId, float] = {}
-    for place, section in enumerate(sections):
+    for place, (section, steps) in enumerate(zip(sections, rates, strict=True)):
         where = f"applications[{place}]"
         name_like(section.name, f"{where}.name")
         if section.name in names:
@@ -70,11 +71,11 @@ def read_applications(
         }
         graph = _graph(section.stages, fan_outs, where, [model.name for model in models])
         plan = _plan(section, graph, profiles, gpus, where)
+        plan = replace(plan, segments=rule.options.get("segments", SEGMENTS))
         try:
-            budgets_ms = plan.budgets(rule)
+            budgets_ms = plan.budgets(rule.name)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
-        steps = () if section.rate_rps is None else rate_steps(section.rate_rps, f"{where}.rate_rps")
         arrival = read_arrival(section.arrival, f"{where}.arrival")
         applications.append(ApplicationConfig(plan, fan_outs, steps, arrival, glue))
         demand = graph.demand()
@@ -122,9 +123,11 @@ def _source(written: str, stage: StageSection, where: str) -> str:
     return name
 
 
-def _glue(section: GlueSection, where: str) -> GlueSpec:
-    finite(section.limit_ms, f"{where}.limit_ms", over=0, at_most=GLUE_MS_MAX)
-    return GlueSpec(class_named(section.python, f"{where}.python"), section.limit_ms)
+def _glue(written: str | GlueSection, where: str) -> GlueSpec:
+    if isinstance(written, str):
+        return GlueSpec(class_named(written, where), GlueSection(written).limit_ms)
+    finite(written.limit_ms, f"{where}.limit_ms", over=0, at_most=GLUE_MS_MAX)
+    return GlueSpec(class_named(written.python, f"{where}.python"), written.limit_ms)
 
 
 def _graph(

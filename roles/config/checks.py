@@ -132,8 +132,9 @@ def translated(
     path = _path(steps)
     unknown = _UNKNOWN_KEY.fullmatch(what)
     if unknown:
-        section = next((name for _, name in reversed(found) if name), "")
-        known = sections[section].__struct_encode_fields__
+        names = [name for _, name in found if name]
+        section = sections.get(".".join(names[-2:])) or sections[names[-1] if names else ""]
+        known = section.__struct_encode_fields__
         return f"{named(path, unknown[1])}: unknown key{suggestion(unknown[1], known)}"
     missing = re.search(r"missing required field `(.*)`", what)
     if missing:

@@ -26,10 +26,10 @@ def json_schema() -> dict[str, Any]:
     for where, key, names in (
         (document, "batching", tuple(DISCIPLINES)),
         (document, "placement", tuple(PLACEMENTS)),
+        (document, "graph_deadlines", tuple(GRAPH_DEADLINES)),
         (cluster, "interference", INTERFERENCE_NAMES),
     ):
         where[key] = _policy(where[key], names)
-    document["graph_deadlines"]["enum"] = list(GRAPH_DEADLINES)
     definitions["ArrivalSection"]["properties"]["process"]["enum"] = list(_ARRIVALS)
     return {"$schema": DIALECT, "title": "Tenuto's cluster file", **found}
 

@@ -35,7 +35,8 @@ def checked_model(
     """One entry of `models`. Raises ConfigError."""
     slo_ms = section.slo_ms
     if slo_ms is None:
-        slo_ms = None if section.rate_rps is not None else applied.slo_ms.get(ModelId(section.name))
+        is_asked = section.rate_rps is not None or section.weight is not None
+        slo_ms = None if is_asked else applied.slo_ms.get(ModelId(section.name))
         if slo_ms is None:
             raise ConfigError(
                 f"{where}.slo_ms: is missing; only a model that stages of applications alone ask has none"
@@ -126,10 +127,10 @@ def checked_merge(section: ModelSection, where: str) -> str:
     return one_of(section.merge, MERGES, f"{where}.merge")
 
 
-def require_idempotent(models: Sequence[ModelConfig]) -> None:
-    """`shepherd` stops batches and runs them again. Raises ConfigError."""
+def require_idempotent(models: Sequence[ModelConfig], batching: str) -> None:
+    """`shepherd` stops batches and runs them again. Raises ConfigError where a model may not run twice."""
     for place, model in enumerate(models):
-        if not model.is_idempotent:
+        if batching == "shepherd" and not model.is_idempotent:
             raise ConfigError(
                 f"models[{place}].idempotent: is false, but batching: shepherd stops batches and runs them again"
             )

@@ -14,7 +14,7 @@ def section_settings(section: Section, written: Any, path: str, source: str) -> 
     """Every value below a section, and whether the file says it."""
     found: list[Setting] = []
     for name, field in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):
-        if named(path, field) in ("batching", "placement", "cluster.interference"):
+        if named(path, field) in ("batching", "placement", "graph_deadlines", "cluster.interference"):
             continue  # named with their options' defaults by `policy_settings`
         value = getattr(section, name)
         here = named(path, field)

@@ -7,71 +7,91 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fabric.errors import ConfigError
 from roles.config.checks import MOMENT_S_MAX, RATE_RPS_MAX, finite
 
 Steps = tuple[tuple[float, float], ...]
+Written = tuple[float | Steps | None, float | None]
+"""The `rate_rps` and the `weight` of one who sends, as they are written."""
 
 
-def model_rates(
+def shared_rates(
     total: float | Steps | None,
     zipf: float | None,
-    written: Sequence[tuple[float | Steps | None, float | None]],
+    models: Sequence[Written],
+    applications: Sequence[Written] = (),
+    silent: Collection[int] = (),
 ) -> list[tuple[Steps, float | None]]:
-    """Each model's steps, from_ms and requests per second, and its part of the total (None: its own rate).
+    """The steps, from_ms and requests per second, of each model and then of each application, and its part of the total (None: its own rate).
 
-    `written` has each model's own `rate_rps` and `weight`. Steps are empty where no rate is known. Raises
+    `silent`: places of the models that need no weight, as stages ask them. Steps are empty where no rate is known. Raises
     ConfigError where a total is shared out in two ways, or in none.
     """
-    weights = [weight for _, weight in written]
+    written = {f"models[{place}]": one for place, one in enumerate(models)}
+    written |= {f"applications[{place}]": one for place, one in enumerate(applications)}
+    rates = {path: rate_rps for path, (rate_rps, _) in written.items()}
+    weights = {path: weight for path, (_, weight) in written.items()}
     if zipf is not None:
         finite(zipf, "popularity.zipf", at_most=100)
         _refuse(weights, "weight: popularity is given too; use one of the two")
-    for place, (rate_rps, weight) in enumerate(written):
+        if total is not None and applications:
+            raise ConfigError(
+                "popularity: shares the total out among models; beside applications give these and models a weight"
+            )
+    for path, weight in weights.items():
         if weight is not None:
-            finite(weight, f"models[{place}].weight", at_most=RATE_RPS_MAX)
-            if rate_rps is not None and total is None:
-                raise ConfigError(
-                    f"models[{place}].weight: this model has its own rate_rps; use one of the two"
-                )
+            finite(weight, f"{path}.weight", at_most=RATE_RPS_MAX)
+            if rates[path] is not None and total is None:
+                kind = path.partition("s[")[0]
+                raise ConfigError(f"{path}.weight: this {kind} has its own rate_rps; use one of the two")
     if total is not None:
-        _refuse([rate_rps for rate_rps, _ in written], "rate_rps: the file has a total rate_rps too; use one")
-    shares = _shares(zipf, weights)
+        _refuse(rates, "rate_rps: the file has a total rate_rps too; use one")
+    of_models = list(written)[: len(models)]
+    if zipf is not None:
+        _refuse(
+            {path: rates[path] for path in of_models}, "rate_rps: popularity is given too; use one of the two"
+        )
+    if total is None or zipf is not None:  # an application's part is one of the total
+        weights = {path: weights[path] for path in of_models}
+    shares = _shares(zipf, weights, {f"models[{place}]" for place in silent})
     if total is None:
         return [
-            ((), share) if rate_rps is None else (rate_steps(rate_rps, f"models[{place}].rate_rps"), None)
-            for place, ((rate_rps, _), share) in enumerate(zip(written, shares, strict=True))
+            ((), shares.get(path)) if rate_rps is None else (rate_steps(rate_rps, f"{path}.rate_rps"), None)
+            for path, rate_rps in rates.items()
         ]
-    if shares == [None]:
+    if not shares and len(written) == 1:
         raise ConfigError("rate_rps: a total must be shared out: of one model write models[0].rate_rps")
-    if all(share is None for share in shares):
+    if not shares:
+        everybody = "model and application" if applications else "model"
         raise ConfigError(
-            "rate_rps: a total must be shared out: give every model a weight, or write popularity: {zipf: 0.9}"
+            f"rate_rps: a total must be shared out: give every {everybody} a weight, or write popularity: {{zipf: 0.9}}"
         )
     steps = rate_steps(total, "rate_rps")
     return [
-        (tuple((from_ms, rate_rps * (share or 0.0)) for from_ms, rate_rps in steps), share)
-        for share in shares
+        ((), None)
+        if path not in shares
+        else (tuple((from_ms, rate_rps * shares[path]) for from_ms, rate_rps in steps), shares[path])
+        for path in written
     ]
 
 
-def _shares(zipf: float | None, weights: Sequence[float | None]) -> list[float | None]:
-    """Each model's part, summing to 1; None for all where nothing shares."""
+def _shares(
+    zipf: float | None, weights: Mapping[str, float | None], silent: Collection[str]
+) -> dict[str, float]:
+    """Each one's part, summing to 1, without those that have none; empty where nothing shares."""
     if zipf is not None:
-        raw = [float(place**-zipf) for place in range(1, len(weights) + 1)]
-    elif all(weight is None for weight in weights):
-        return [None] * len(weights)
+        raw = {path: float(place**-zipf) for place, path in enumerate(weights, start=1)}
     else:
-        without = [place for place, weight in enumerate(weights) if weight is None]
-        if without:
-            raise ConfigError(f"models[{without[0]}].weight: is missing; other models have one")
-        raw = [weight or 0.0 for weight in weights]
-    whole = math.fsum(raw)
-    if whole <= 0:
+        raw = {path: weight for path, weight in weights.items() if weight is not None}
+        without = [path for path in weights if path not in raw and path not in silent]
+        if raw and without:
+            raise ConfigError(f"{without[0]}.weight: is missing; others have one")
+    whole = math.fsum(raw.values())
+    if raw and whole <= 0:
         raise ConfigError("models[0].weight: all weights are 0; at least one must be over 0")
-    return [part / whole for part in raw]
+    return {path: part / whole for path, part in raw.items()}
 
 
 def rate_steps(rate: float | Steps, where: str) -> Steps:
@@ -92,7 +112,7 @@ def rate_steps(rate: float | Steps, where: str) -> Steps:
     return steps if steps[0][0] == 0 else ((0.0, 0.0), *steps)
 
 
-def _refuse(values: Sequence[object | None], reason: str) -> None:
-    for place, value in enumerate(values):
+def _refuse(values: Mapping[str, object | None], reason: str) -> None:
+    for path, value in values.items():
         if value is not None:
-            raise ConfigError(f"models[{place}].{reason}")
+            raise ConfigError(f"{path}.{reason}")

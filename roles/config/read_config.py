@@ -21,6 +21,7 @@ from fabric.errors import ConfigError, ProfileError
 from fabric.heartbeats import HeartbeatTiming
 from fabric.policy_options import shown
 from policies.batching.registry import discipline_options
+from policies.graphs import rule_options
 from profiles.interference import interference_options
 from roles.config.applications import read_applications
 from roles.config.checks import (
@@ -52,7 +53,7 @@ from roles.config.models import check_head_names, checked_arrival, checked_model
 from roles.config.nodes import checked_nodes
 from roles.config.origins import policy_settings, section_settings
 from roles.config.overrides import Override, of_environment, overridden
-from roles.config.rates import model_rates
+from roles.config.rates import shared_rates
 from roles.config.sections import (
     SECTIONS,
     Document,
@@ -159,21 +160,27 @@ def _cluster_config(
     unique([section.name for section in read.models], "models[{}].name")
     check_head_names(read.models, read.applications)
     zipf = read.popularity.zipf if read.popularity else None
-    if read.applications and read.rate_rps is not None:
-        raise ConfigError(
-            "rate_rps: a total is shared out among models; beside applications each has a rate_rps of its own"
-        )
     if read.applications and read.cluster.shards > 1:
         raise ConfigError("cluster.shards: applications are played with one scheduler so far, without shards")
-    rates = model_rates(read.rate_rps, zipf, [(section.rate_rps, section.weight) for section in read.models])
+    asked = {stage.model for section in read.applications for stage in section.stages.values()}
+    rates = shared_rates(
+        read.rate_rps,
+        zipf,
+        [(section.rate_rps, section.weight) for section in read.models],
+        [(section.rate_rps, section.weight) for section in read.applications],
+        [place for place, section in enumerate(read.models) if section.name in asked],
+    )
     nodes = checked_nodes(read.cluster)
     profiles = [
         read_profiles(section.profile, f"models[{place}].profile", base_dir)
         for place, section in enumerate(read.models)
     ]
+    rule, rule_given = _policy(read.graph_deadlines, "graph_deadlines")
+    deadlines = PolicyChoice(rule, rule_options(rule, rule_given))
     applied = read_applications(
         read.applications,
-        read.graph_deadlines,
+        [steps for steps, _ in rates[len(read.models) :]],
+        deadlines,
         read.models,
         {
             section.name: on_types(profile, by_type, [node.gpu_type for node in nodes if node.gpus])
@@ -196,8 +203,7 @@ def _cluster_config(
     gpu_count = sum(node.gpus for node in nodes)
     placed = placement_choice(*placement, models if is_whole else None, gpu_count, read.cluster.shards)
     batching_choice = _batching(*batching)
-    if batching_choice.name == "shepherd":
-        require_idempotent(models)
+    require_idempotent(models, batching_choice.name)
     interference_given = _policy(read.cluster.interference, "cluster.interference")
     interference = _interference(*interference_given)
     listen = listen_config(read.listen, has_keys=read.security.keys is not None)
@@ -224,13 +230,16 @@ def _cluster_config(
         gateway=checked_gateway(read.cluster.gateway, read.listen, base_dir),
         deploy=checked_deploy(read.deploy, base_dir),
         applications=applied.applications,
-        graph_deadlines=read.graph_deadlines,
+        graph_deadlines=rule,
         settings=(
             *section_settings(read, document, "", source),
             *policy_settings(
                 "batching", batching_choice, batching[1], source, is_named="batching" in document
             ),
             *policy_settings("placement", placed, placement[1], source, is_named="placement" in document),
+            *policy_settings(
+                "graph_deadlines", deadlines, rule_given, source, is_named="graph_deadlines" in document
+            ),
             *policy_settings(
                 "cluster.interference",
                 interference,

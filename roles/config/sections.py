@@ -147,7 +147,7 @@ class FanOutSection(Section, frozen=True):
 
 
 class GlueSection(Section, frozen=True):
-    """`applications[].stages.….glue`: a class of the user's, and how long one call of it may take."""
+    """`applications[].stages.….glue`: a class of the user's, and how long one call of it may take. Or the class alone, as text."""
 
     python: str
     """The class, as `MODULE:CLASS`."""
@@ -167,8 +167,8 @@ class StageSection(Section, frozen=True):
     """The stage, or the list of stages, that must have answered first. Default: none, it starts with the request."""
     fan_out: int | FanOutSection = 1
     """How many requests follow each answer of the stage before: a whole number, or drawn."""
-    glue: GlueSection | None = None
-    """Code of the user's that makes this stage's inputs of the answers before."""
+    glue: str | GlueSection | None = None
+    """Code of the user's that makes this stage's inputs of the answers before: `"MODULE:CLASS"`, or with options."""
     optional: bool = False
     """Whether a request is answered without it, where it fails or would be late."""
     answer: bool = False
@@ -186,6 +186,8 @@ class ApplicationSection(Section, frozen=True):
     """The graph: each stage by its name, which must not be another one's with a dot and a number behind it."""
     rate_rps: float | Steps | None = None
     """Requests per second of the application; or steps, as a model's."""
+    weight: float | None = None
+    """The application's part of the file's total `rate_rps`, beside the weights of models and other applications."""
     arrival: ArrivalSection = ArrivalSection()
     """When requests come, as a model's."""
 
@@ -376,13 +378,13 @@ class Document(Section, frozen=True):
     seed: int = 1
     """Of every random draw in `simulate` and `bench`, so that one seed is one history."""
     rate_rps: float | Steps | None = None
-    """Requests per second of all models together, shared out by `weight` or `popularity`; or steps. Not beside a model's own rate."""
+    """Requests per second of all models and applications together, shared out by `weight`, or of models by `popularity`; or steps. Not beside a rate of one's own."""
     popularity: PopularitySection | None = None
     """Shares the total rate out instead of weights."""
     applications: tuple[ApplicationSection, ...] = ()
     """Graphs of models with one SLO."""
-    graph_deadlines: str = policies.graphs.DEFAULT
-    """By when each stage of an application is due: `carried`, `nexus`, `equal`, `proportional` or `pard`."""
+    graph_deadlines: str | dict[str, dict[str, Any] | None] = policies.graphs.DEFAULT
+    """By when each stage of an application is due: `carried`, `nexus`, `equal`, `proportional` or `pard`; a name, or a name with options."""
     batching: str | dict[str, dict[str, Any] | None] = BATCHING_DEFAULT
     """The discipline: a name, or a name with options."""
     placement: str | dict[str, dict[str, Any] | None] = PLACEMENT_DEFAULT
@@ -417,9 +419,10 @@ SECTIONS: Mapping[str, type[Section]] = {
     "gateway": GatewaySection,
     "popularity": PopularitySection,
     "listen": ListenSection,
+    "frontends.listen": FrontendListenSection,
     "security": SecuritySection,
 }
-"""By the last name in a path: which keys are allowed there."""
+"""By the last name in a path, or its last two where that is not enough: which keys are allowed there."""
 
 
 def document_schema() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fabric.errors import ConfigError, ProfileError
 from policies.placement.common.base import Placement
 from roles.config.choices import NamedChoice
 from roles.config.cluster import ClusterConfig
+from roles.config.models import require_idempotent
 from roles.lab.plan import cost_per_hour, rounded, unplaced_json
 from roles.scheduler.settings import settings_from
 from roles.simulator.simulation import simulate
@@ -146,6 +147,7 @@ def play_one(
 ) -> Outcome | str:
     """What came of a combination, or the reason why it cannot be played. Runs in a process of the pool."""
     try:
+        require_idempotent(config.models, config.batching.name)
         return simulate(config, workload, window, settings_from(config, placement)).outcome
     except (ConfigError, ProfileError) as error:
         return str(error)

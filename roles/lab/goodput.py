@@ -7,7 +7,8 @@ whatever the number of cores.
 
 Where rates change in time, each rate is asked at the same part of the workload, or a rate would be called good for the quiet
 hours that its window happened to have. A trace is played faster, so its window is shorter the higher the rate is; rate steps
-stay where they are, and so does their window. A file with both has the windows of its traces.
+stay where they are, and so does their window, which has all of them: the last one for as long as the longest before it.
+A file with both has the windows of its traces.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import ModelSpec
 from policies.placement.common.base import largest_batch
@@ -34,6 +37,7 @@ REQUESTS_MAX = 2_000_000
 DURATION_S_MIN = 20.0  # in a few seconds of Poisson arrivals the verdict is still luck
 LOWEST = 1 / 1000  # of the bound: a goodput below it is 0
 RATE_IS_0 = "its rate is 0"
+USUAL_PART = 0.25  # of the bound: a goodput is hardly ever less, and of that much the rarest model is to come often enough
 BOUND_MARGIN = 1.05  # over the bound: a sample may have fewer arrivals than its rate says, and 1 % may be bad
 
 
@@ -152,13 +156,13 @@ class Bisection:
 def question_of(config: ClusterConfig, warmup_s: float, duration_s_min: float) -> Question:
     """What to ask about a configuration. Raises ConfigError or ProfileError where it cannot be played at all."""
     workload = workload_of(config)
-    last_step_ms = max((source.steps[-1][0] for source in _sources(workload) if source.steps), default=0.0)
-    duration_s_min = max(duration_s_min, last_step_ms / 1000)
+    steps_ms = max(map(_steps_ms, _sources(workload)), default=0.0)
+    duration_s_min = max(duration_s_min, steps_ms / 1000 - warmup_s)
     window = Window(warmup_s * 1000, (warmup_s + duration_s_min) * 1000)
     round_ms = _longest_round_ms(workload)
     first = Window(0.0, max(window.until_ms, round_ms)) if round_ms else window
     question = _question(config, settings_from(config), workload, first, warmup_s, duration_s_min)
-    if not question.rates_rps or not (round_ms or last_step_ms):
+    if not question.rates_rps or not (round_ms or steps_ms):
         return question
     part = _part_of_a_trace(question) if _longest_round_ms(question.workload) else _part_of_steps(question)
     question = _question(config, question.settings, workload, part, warmup_s, duration_s_min)
@@ -180,13 +184,9 @@ def _question(
     rates_rps = {
         name: rate_rps for name, rate_rps in _rates_rps(workload, window).items() if name not in hopeless
     }
-    heard = [
-        source if source.model_id in rates_rps else replace(source, steps=(), trace=None)
-        for source in _sources(workload)
-    ]
-    count = len(workload.sources)
-    workload = replace(workload, sources=tuple(heard[:count]), applications=tuple(heard[count:]))
-    return Question(config, settings, workload, rates_rps, unserved, warmup_s, duration_s_min)
+    silent = {source.model_id for source in _sources(workload)} - rates_rps.keys()
+    heard = workload.without(silent)
+    return Question(config, settings, heard, rates_rps, unserved, warmup_s, duration_s_min)
 
 
 def _sources(workload: Workload) -> tuple[ArrivalSource, ...]:
@@ -204,12 +204,38 @@ def _longest_round_ms(workload: Workload) -> float:
     return max((one.trace.period_ms for one in _sources(workload) if one.trace is not None), default=0.0)
 
 
+def _steps_ms(source: ArrivalSource) -> float:
+    """Until when a window has all of its steps, the last one for as long as the longest before it; 0: its rate does not change."""
+    if source.trace is not None or len(source.steps) < 2:
+        return 0.0
+    begins_ms = [from_ms for from_ms, _ in source.steps]
+    return begins_ms[-1] + max(later - former for former, later in pairwise(begins_ms))
+
+
 def _part_of_steps(question: Question) -> Window:
-    """All of them, but for what would be too many requests at the highest rate that is asked."""
-    longest_s = REQUESTS_MAX / (BOUND_MARGIN * bound_rps(question))
+    """All of them, and so much of the last ones that of the rarest model enough comes, but for what would be too many requests at the highest rate that is asked.
+
+    Raises ConfigError where a step would begin behind it.
+    """
+    highest_rps = BOUND_MARGIN * bound_rps(question)
+    factor = USUAL_PART * highest_rps / question.total_rps
+    longest_s = REQUESTS_MAX / highest_rps
     warmup_s = min(question.warmup_s, longest_s / 5)
-    duration_s = min(question.duration_s_min, longest_s - warmup_s)
-    return Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
+    until_s = warmup_s + question.duration_s_min
+    more_s = [
+        (ARRIVALS_OF_THE_RAREST - factor * source.expected(1000 * warmup_s, 1000 * until_s))
+        / (factor * source.steps[-1][1])
+        for source in _sources(question.workload)
+        if source.steps and source.steps[-1][1] > 0
+    ]
+    until_s = min(until_s + max([0.0, *more_s]), longest_s)
+    for source in _sources(question.workload):
+        if source.steps and source.steps[-1][0] >= 1000 * until_s:
+            raise ConfigError(
+                f"{source.model_id}: rate_rps: its last step begins at {source.steps[-1][0] / 1000:,.6g} s, but a window holds at most "
+                f"{REQUESTS_MAX:,} requests, which at the highest rate tried come in {until_s:,.6g} s: let steps begin earlier"
+            )
+    return Window(warmup_s * 1000, until_s * 1000)
 
 
 def _part_of_a_trace(question: Question) -> Window:

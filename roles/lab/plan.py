@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from policies.placement.common.base import Decision, Placement, PlannedSlice, Unplaced
-from roles.config.cluster import ClusterConfig
+from roles.config.cluster import ApplicationConfig, ClusterConfig
 from roles.workload.outcomes import ROUNDING_MS
 
 _DECIMALS = 6
@@ -34,6 +34,10 @@ def plan_json(
         "cost_per_hour": cost_per_hour(config, placement),
         "unplaced": unplaced_json(placement.unplaced),
         "violations": list(placement.violations),
+        "applications": {
+            one.name: {"stages": _stages_json(one, config.graph_deadlines, placement)}
+            for one in config.applications
+        },
     }
     if with_why:
         answer["why"] = [_decision_json(decision) for decision in placement.decisions]
@@ -72,6 +76,25 @@ def missed_slos(config: ClusterConfig, placement: Placement) -> list[str]:
 def rounded(value: float | None) -> float | None:
     """To a millionth, as everything that is reported."""
     return None if value is None else round(value, _DECIMALS)
+
+
+def _stages_json(application: ApplicationConfig, rule: str, placement: Placement) -> dict[str, object]:
+    """Of each stage its part of the SLO, where the rule splits that, and the GPUs with slices of its model."""
+    budgets_ms = application.plan.split(rule) or {}
+    return {
+        stage.name: {
+            "budget_ms": rounded(budgets_ms.get(stage.name)),
+            "gpus": sorted(
+                {
+                    gpu
+                    for planned in placement.slices
+                    for gpu in planned.gpus
+                    if any(model.model_id == stage.model_id for model in planned.models)
+                }
+            ),
+        }
+        for stage in application.plan.graph.stages
+    }
 
 
 def _slice_json(planned: PlannedSlice) -> dict[str, object]:

@@ -6,9 +6,12 @@ Tasks have numbers from `TASKS_FROM` on, of each model and frontend, beside thos
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from fabric.errors import Overloaded, ProfileError
 from fabric.ids import ModelId
@@ -34,9 +37,15 @@ from roles.frontend.arrivals import cut_runs
 from roles.frontend.estimates import OVERDUE_MAX
 from roles.frontend.requests import LATE_RETURNS_MAX, TRIES_MAX
 from roles.frontend.return_margin import ReturnMargin
-from roles.simulator.traffic import ModelTraffic
+from roles.simulator.traffic import ModelTraffic, Moments
 from roles.workload.arrivals import Workload
-from roles.workload.outcomes import ApplicationOutcome, Window, model_outcome, stage_outcome
+from roles.workload.outcomes import (
+    ApplicationOutcome,
+    ModelOutcome,
+    Window,
+    model_outcome,
+    stage_outcome,
+)
 
 TASKS_FROM = 1 << 41
 GRACE_MS = 1e-6
@@ -75,7 +84,7 @@ class _Announced:
     task: int
     stage: str
     due_at_ms: float
-    announced_at_ms: float
+    asked_at_ms: float
     tries: int = 0
 
 
@@ -87,7 +96,9 @@ class ApplicationPlay:
 
     def __init__(self, played: Sequence[PlayedApplication], frontends: int) -> None:
         plans = [one.served.plan for one in played]
-        self.tallies = [{stage.name: StageTally() for stage in plan.graph.stages} for plan in plans]
+        self.tallies = [
+            {stage.name: StageTally(fates=array("d")) for stage in plan.graph.stages} for plan in plans
+        ]
         self.progress_at_ms = 0.0
         self._played = played
         self._cores = []
@@ -133,11 +144,11 @@ class ApplicationPlay:
         model_id: ModelId,
         frontend: int,
         runs: Iterable[SeqRun],
-        started_at_ms: float,
-        finished_at_ms: float,
+        span_ms: tuple[float, float],
         answered_at_ms: float,
     ) -> list[tuple[int, TaskAnswered]]:
-        """Those tasks ran: what their frontend is to hear (`hear`) at `answered_at_ms`, when the outputs are with it."""
+        """Those tasks ran, from when until when: what their frontend is to hear (`hear`) at `answered_at_ms`, when the outputs are with it."""
+        started_at_ms, finished_at_ms = span_ms
         known, path = self._announced[model_id, frontend], self._world.return_of(model_id)
         run_ms, return_ms = finished_at_ms - started_at_ms, answered_at_ms - finished_at_ms
         heard: list[tuple[int, TaskAnswered]] = []
@@ -146,14 +157,15 @@ class ApplicationPlay:
                 one = known.pop(seq, None)
                 late = self._overdue.pop((model_id, frontend, seq), None) if one is None else one
                 if late is not None:
-                    path.note_answer(answered_at_ms - late.due_at_ms, late.due_at_ms - late.announced_at_ms)
+                    path.note_answer(answered_at_ms - late.due_at_ms, late.due_at_ms - late.asked_at_ms)
                 if one is None:
                     continue  # cancelled, but granted before
                 del self._seq_of[one.core, one.task]
-                waited_ms = started_at_ms - one.announced_at_ms
+                waited_ms = started_at_ms - one.asked_at_ms
                 # To a rule the way back is a wait.
                 heard.append((one.core, TaskAnswered(one.task, waited_ms + return_ms, run_ms)))
-                self.tallies[one.core // self._frontends][one.stage].note_answered(waited_ms, run_ms)
+                tally = self.tallies[one.core // self._frontends][one.stage]
+                tally.note_answered(one, answered_at_ms, waited_ms, run_ms)
         if heard:
             path.note_batch(return_ms)
         return heard
@@ -169,7 +181,8 @@ class ApplicationPlay:
                 one = known.pop(seq, None)
                 if one is not None:
                     del self._seq_of[one.core, one.task]
-                    self.tallies[one.core // self._frontends][one.stage].dropped += 1
+                    tally = self.tallies[one.core // self._frontends][one.stage]
+                    tally.note_dropped(one)
                     heard.append((one.core, TaskDropped(one.task, code)))
         return heard
 
@@ -249,13 +262,15 @@ class ApplicationPlay:
                         found is not None
                         and (one := self._announced[found[:2]].pop(found[2], None)) is not None
                     ):
-                        tallies[one.stage].cancelled += 1
+                        tallies[one.stage].note_cancelled(one)
                         if now_ms >= one.due_at_ms:
                             self._expire(found, one)
                         cancelled.setdefault(found[:2], []).append(SeqRun(found[2], 1))
                     elif found is None:  # asked in this very turn
                         for tasks in asked.values():
-                            tasks[:] = [one for one in tasks if (one.core, one.task) != (core, task)]
+                            for one in [one for one in tasks if (one.core, one.task) == (core, task)]:
+                                tasks.remove(one)
+                                tallies[one.stage].note_cancelled(one)
                 case Ended(number, is_answered):
                     self._draws[place].forget(number)
                     if is_answered:
@@ -293,6 +308,32 @@ def application_outcomes(
         )
         for one, of_stages in zip(played, tallies, strict=True)
     }
+
+
+def with_stages(
+    traffic: Sequence[ModelTraffic],
+    played: Sequence[PlayedApplication],
+    tallies: Sequence[Mapping[str, StageTally]],
+    window: Window,
+    sizes: Mapping[ModelId, Sequence[int]],
+) -> dict[ModelId, ModelOutcome]:
+    """Of each model that stages ask: its own requests and those of stages, which have SLOs of their own; after `settle`."""
+    of_stages: dict[ModelId, list[Moments]] = {}
+    for one, by_stage in zip(played, tallies, strict=True):
+        for stage in one.served.plan.graph.stages:
+            fates = np.array(by_stage[stage.name].fates).reshape(-1, 3)
+            of_stages.setdefault(stage.model_id, []).append(fates)
+    found = {}
+    for model in traffic:
+        if model.model_id not in of_stages:
+            continue
+        due_at_ms = model.arrived_at_ms + model.slo_ms
+        own = np.column_stack((model.arrived_at_ms, due_at_ms, model.finished_at_ms))
+        asked_at_ms, due_at_ms, answered_at_ms = np.concatenate([own, *of_stages[model.model_id]]).T
+        found[model.model_id] = model_outcome(
+            asked_at_ms, answered_at_ms, due_at_ms - asked_at_ms, window, sizes.get(model.model_id, ())
+        )
+    return found
 
 
 def played_applications(

@@ -505,9 +505,8 @@ class FastWorld:
             number = self._number_of[part.frontend_id]
             own, tasks = self._own_and_tasks(part.runs)
             if tasks and self._applications is not None:
-                heard = self._applications.answered(
-                    model_id, number, tasks, started_at_ms, finished_at_ms, answered_at_ms
-                )
+                span_ms = (started_at_ms, finished_at_ms)
+                heard = self._applications.answered(model_id, number, tasks, span_ms, answered_at_ms)
                 self.schedule(answered_at_ms, self._applications.hear, heard)
             for run in own:
                 if run.first_seq < AGAIN_FROM:

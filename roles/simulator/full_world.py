@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
@@ -133,7 +134,7 @@ class FullWorld:
             total: dict[str, StageTally] = {}
             for frontend in self._frontends:
                 for stage, tally in frontend.stage_tallies[name].items():
-                    total.setdefault(stage, StageTally()).add(tally)
+                    total.setdefault(stage, StageTally(fates=array("d"))).add(tally)
             found.append(total)
         return found
 

@@ -17,7 +17,12 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.build import scheduler_core
 from roles.scheduler.planning.desired_state import ControllerSettings
 from roles.scheduler.settings import SchedulerSettings, settings_from
-from roles.simulator.applications import ApplicationPlay, application_outcomes, played_applications
+from roles.simulator.applications import (
+    ApplicationPlay,
+    application_outcomes,
+    played_applications,
+    with_stages,
+)
 from roles.simulator.fast_world import FastWorld
 from roles.simulator.full_world import FullWorld
 from roles.simulator.hardware import SimulatedHardware, SimulatedNode
@@ -123,8 +128,16 @@ def simulate(
         )
         for one in traffic
     }
-    ended = application_outcomes(played, world.stage_tallies, window)
-    outcome = Outcome(window.duration_s, models, busy_fraction, used_gpus, ended)
+    tallies = world.stage_tallies
+    outcome = Outcome(
+        window.duration_s,
+        models,
+        busy_fraction,
+        used_gpus,
+        application_outcomes(played, tallies, window),
+        with_stages(traffic, played, tallies, window, sizes),
+        gpus_min=max((len(spec.gpus) for _, spec in settings.slices), default=1),
+    )
     # Those that a new plan started come behind, in the order of their first batch.
     slices = [spec.slice_id for _, spec in settings.slices] + [batch.slice_id for batch in world.batches]
     log = [line for core in cores if core.controller is not None for line in core.controller.unlogged]
@@ -196,6 +209,7 @@ def merged_runs(config: ClusterConfig, window: Window, runs: Sequence[SimulatedR
         {model.model_id: models[model.model_id] for model in config.models},
         tuple(busy),
         sum(run.outcome.used_gpus for run in runs),
+        gpus_min=max(run.outcome.gpus_min for run in runs),
     )
     batches = [
         batch._replace(

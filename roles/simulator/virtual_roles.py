@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -137,6 +138,9 @@ class VirtualFrontend:
             fan_outs_from_ms=0.0,
         )
         self._core = FrontendCore(settings, world.clock.now_ms(), make_margin)
+        for tallies in self._core.stage_tallies.values():
+            for tally in tallies.values():
+                tally.fates = array("d")
         self.wake_at_ms = self._core.wake_at_ms
         """The core's timer."""
         self._link = world.connect(world.control, peer_id(self._id, FIRST), self._heard_scheduler)

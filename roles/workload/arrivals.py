@@ -179,6 +179,14 @@ class Workload:
         """The arrivals of these models; each has the same with and without the others."""
         return replace(self, sources=tuple(one for one in self.sources if one.model_id in model_ids))
 
+    def without(self, silent: Collection[str]) -> Workload:
+        """The same, but these models and applications send nothing."""
+        sources, applications = (
+            tuple(replace(one, steps=(), trace=None) if one.model_id in silent else one for one in part)
+            for part in (self.sources, self.applications)
+        )
+        return replace(self, sources=sources, applications=applications)
+
     def expected(self, from_ms: float, until_ms: float) -> float:
         """How many requests to expect in a window, all models and applications together."""
         return sum(source.expected(from_ms, until_ms) for source in (*self.sources, *self.applications))
@@ -323,8 +331,13 @@ def _trace_row(
     return at_ms, named, int(number)
 
 
-def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:
-    """The arrivals a configuration asks for. Raises ConfigError where a model has none, or a trace is wrong."""
+def workload_of(
+    config: ClusterConfig, seed: int | None = None, silent: Collection[str] = frozenset()
+) -> Workload:
+    """The arrivals a configuration asks for, but of `silent` models and applications, which send nothing.
+
+    Raises ConfigError where one of the others has none, or a trace is wrong.
+    """
     asked_by_stages = {stage.model_id for one in config.applications for stage in one.plan.graph.stages}
     senders = [
         *((model.model_id, model.arrival, model.rate_steps) for model in config.models),
@@ -332,6 +345,8 @@ def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:
     ]
     traced: dict[Path, list[ModelId]] = {}
     for place, (name, arrival, rate_steps) in enumerate(senders):
+        if name in silent:
+            continue
         if arrival.trace_path is not None:
             traced.setdefault(arrival.trace_path, []).append(name)
         elif not rate_steps and name not in asked_by_stages:
@@ -345,9 +360,10 @@ def workload_of(config: ClusterConfig, seed: int | None = None) -> Workload:
             rate_steps,
             arrival.shape,
             arrival.phase,
-            None if arrival.trace_path is None else traces[arrival.trace_path],
+            None if arrival.trace_path is None else traces.get(arrival.trace_path),
         )
         for name, arrival, rate_steps in senders
     )
     count = len(config.models)
-    return Workload(config.seed if seed is None else seed, sources[:count], sources[count:])
+    workload = Workload(config.seed if seed is None else seed, sources[:count], sources[count:])
+    return workload.without(silent)

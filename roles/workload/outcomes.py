@@ -2,7 +2,8 @@
 
 Simulated and live runs are judged by the same lines. Each request counts where its *intended* arrival lies in
 the window and is followed to its fate, however late that comes: good (finished within its SLO), late (ran and
-finished later) or dropped (never ran); offered is their sum.
+finished later) or dropped (never ran); offered is their sum. A living frontend refuses a request at its deadline, so what is
+measured there has percentiles of answers in time alone, and requests that would have been late are among the dropped.
 """
 
 from __future__ import annotations
@@ -109,13 +110,21 @@ class ApplicationOutcome:
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """A whole run, judged. `models` count the requests that were sent to them, without those of stages."""
+    """A whole run, judged. `models` count the requests that were sent to them, without those of stages.
+
+    `with_stages`: of models that stages ask, with the requests of these, where they are known. What is said of all requests
+    counts an application's request once, from end to end. `is_work_known`: whether all that GPUs did is in `busy_fraction`.
+    `gpus_min`: of the model that is cut over most, or runs in most ranks.
+    """
 
     duration_s: float
     models: Mapping[ModelId, ModelOutcome]
     busy_fraction: tuple[float, ...]
     used_gpus: int
     applications: Mapping[str, ApplicationOutcome] = field(default_factory=dict)
+    with_stages: Mapping[ModelId, ModelOutcome] = field(default_factory=dict)
+    is_work_known: bool = True
+    gpus_min: int = 1
 
     @property
     def fates(self) -> dict[str, ModelOutcome]:
@@ -123,6 +132,11 @@ class Outcome:
         found: dict[str, ModelOutcome] = {str(name): one for name, one in self.models.items()}
         found.update((name, one.requests) for name, one in self.applications.items())
         return found
+
+    @property
+    def told(self) -> dict[str, ModelOutcome]:
+        """The same as it is told of each: models with the requests of stages, too."""
+        return {**self.fates, **{str(name): one for name, one in self.with_stages.items()}}
 
     @property
     def offered(self) -> int:
@@ -145,16 +159,18 @@ class Outcome:
         return max((one.bad_rate for one in self.fates.values()), default=0.0)
 
     @property
-    def advice_gpus(self) -> int:
-        """How many GPUs the load asks for in total.
+    def advice_gpus(self) -> int | None:
+        """How many GPUs the load asks for in total; None where not all of their work is known.
 
         A model of which nothing at all was good cannot be served here; more GPUs would not help it.
         """
+        if not self.is_work_known:
+            return None
         count = len(self.busy_fraction)
         idle_fraction = 1 - sum(self.busy_fraction) / count if count else 0.0
         served = [one for one in self.fates.values() if one.good]
         bad_rate = 1 - self.good / sum(model.offered for model in served) if served else 0.0
-        return advised_gpus(count, bad_rate, idle_fraction)
+        return max(min(count, self.gpus_min), advised_gpus(count, bad_rate, idle_fraction))
 
     def as_json(self) -> dict[str, object]:
         """The contract of `simulate --json` and `bench --json`."""
@@ -168,15 +184,15 @@ class Outcome:
                     "batch_mean": _rounded(model.batch_mean),
                     "batch_p50": _rounded(model.batch_p50),
                 }
-                for model_id, model in self.models.items()
+                for model_id, model in {**self.models, **self.with_stages}.items()
             },
+            "applications": _applications_json(self.applications),
             "gpus": {
                 "count": len(self.busy_fraction),
                 "busy_fraction": [_rounded(fraction) for fraction in self.busy_fraction],
                 "used": self.used_gpus,
             },
             "advice_gpus": self.advice_gpus,
-            **({"applications": _applications_json(self.applications)} if self.applications else {}),
         }
 
 
@@ -215,16 +231,17 @@ def _applications_json(applications: Mapping[str, ApplicationOutcome]) -> dict[s
 def model_outcome(
     arrived_at_ms: NDArray[np.float64],
     finished_at_ms: NDArray[np.float64],
-    slo_ms: float,
+    slo_ms: float | NDArray[np.float64],
     window: Window,
     batch_sizes: Sequence[int] = (),
 ) -> ModelOutcome:
-    """Judge one model's requests, all of the run; `finished_at_ms` is NaN for those that never ran."""
+    """Judge one model's requests, all of the run; `finished_at_ms` is NaN for those that never ran. `slo_ms`: of all, or of each."""
     inside = (arrived_at_ms >= window.from_ms) & (arrived_at_ms < window.until_ms)
     latency_ms = finished_at_ms[inside] - arrived_at_ms[inside]
+    allowed_ms = np.broadcast_to(slo_ms, arrived_at_ms.shape)[inside] + ROUNDING_MS
+    good = int(np.count_nonzero(latency_ms <= allowed_ms))
     latency_ms = np.sort(latency_ms[~np.isnan(latency_ms)])
     offered, ran = int(np.count_nonzero(inside)), latency_ms.size
-    good = int(np.searchsorted(latency_ms, slo_ms + ROUNDING_MS, side="right"))
     sizes = np.sort(np.asarray(batch_sizes, dtype=np.float64))
     return ModelOutcome(
         offered=offered,

@@ -91,6 +91,11 @@ def test_both_simulators_do_the_same_with_applications(first: int) -> None:
         assert one.requests.good == other.requests.good, f"setting {seed}"
         asked = {name: (told.asked, told.answered) for name, told in one.stages.items()}
         assert asked == {name: (told.asked, told.answered) for name, told in other.stages.items()}
+        judged = [
+            {name: (told.offered, told.good) for name, told in run.outcome.with_stages.items()}
+            for run in (fast, full)
+        ]
+        assert judged[0] == judged[1], f"setting {seed}"
     assert compared > APPLICATION_CASES / 5 / 3
 
 

@@ -151,7 +151,8 @@ class Applications:
         known.kept_bytes = sum(size_of(spec) // max(1, spec.shape[0]) for spec in specs)
         self.kept_bytes += known.kept_bytes
         waited_ms = max(0.0, ledger.total_ms - ledger.gpu_ms - ledger.return_ms)
-        application.tally(task.number).note_answered(waited_ms, ledger.gpu_ms)
+        tally, answered_at_ms = application.tally(task.number), known.request.asked_at_ms + ledger.total_ms
+        tally.note_answered(known.request, answered_at_ms, waited_ms, ledger.gpu_ms)
         waited_ms += ledger.return_ms  # to a rule the way back is a wait
         self.events.append((application, TaskAnswered(task.number, waited_ms, ledger.gpu_ms)))
         return known.kept
@@ -159,8 +160,9 @@ class Applications:
     def dropped(self, task: TaskId, code: str, reason: str, retry_after_ms: float | None) -> None:
         """A task has ended without outputs."""
         application = self._served[task.application]
-        if application.task(task.number) is not None:
-            application.tally(task.number).dropped += 1
+        known = application.task(task.number)
+        if known is not None:
+            application.tally(task.number).note_dropped(known.request)
         self.events.append((application, TaskDropped(task.number, code, reason, retry_after_ms)))
 
     def made(
@@ -222,7 +224,7 @@ class Applications:
                     known = application.task(task)
                     # One that has just ended is counted as what it ended as; its event has not been looked at yet.
                     if known is not None and known.request.stage is not RequestState.ANSWERED:
-                        application.tally(task).cancelled += 1
+                        application.tally(task).note_cancelled(known.request)
                         yield CancelTask(known.request)
                 case Ended(number, is_answered, trip, code, reason, retry_after_ms):
                     running = application.running[number]

@@ -275,10 +275,11 @@ def test_a_file_that_cannot_be_read_is_named(part: dict[str, str], tmp_path: Pat
         carried_config(source, {"a": "10.0.0.1"})
 
 
-def test_the_module_of_an_applications_glue_is_carried_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_text", [False, True])
+def test_the_module_of_an_applications_glue_is_carried_too(tmp_path: Path, is_text: bool) -> None:
     (tmp_path / "shop_glue").mkdir()
     (tmp_path / "shop_glue/__init__.py").write_text("class Crops: ...\n")
-    glue = {"python": "shop_glue:Crops"}
+    glue: Any = "shop_glue:Crops" if is_text else {"python": "shop_glue:Crops"}
     stages = {"one": {"model": "m"}, "two": {"model": "m", "after": "one", "glue": glue}}
     document: dict[str, Any] = {
         "models": [{"name": "m", "slo_ms": 30, "profile": {"alpha_ms": 1, "beta_ms": 5}}],
@@ -293,7 +294,7 @@ def test_the_module_of_an_applications_glue_is_carried_too(tmp_path: Path) -> No
     assert changed.name != carried.name
     differ = {role for role, view in changed.views.items() if view != carried.views[role]}
     assert differ == {"frontend-0"}, "nobody else runs it"
-    glue["python"] = "no_such_module:Crops"
+    stages["two"]["glue"] = "no_such_module:Crops" if is_text else {"python": "no_such_module:Crops"}
     with pytest.raises(ConfigError, match=r"shop\.two: there is no module no_such_module"):
         carried_config(source, {"a": "10.0.0.1"})
 

@@ -13,7 +13,7 @@ import pytest
 from fabric.ids import ModelId
 from fabric.messages import ModelInfo, TensorInfo
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, inputs_for
-from roles.benchmark.verdict import judge
+from roles.benchmark.verdict import judge, planned_slices
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.scheduler.settings import settings_from
@@ -157,3 +157,57 @@ def test_inputs_are_made_up_as_the_model_declares_them() -> None:
     assert (made["image"].dtype, made["image"].shape) == (np.dtype(np.float32), (3, 8, 8))
     assert (made["tokens"].dtype, made["tokens"].ndim) == (np.dtype(np.int64), 1)
     assert inputs_for(None, 4096)["input"].nbytes == 4096
+
+
+def cut(name: str, loader: dict[str, Any]) -> ClusterConfig:
+    """A model over two GPUs, of three."""
+    profile = {"alpha_ms": 1, "beta_ms": 5, "stages": {2: [3, 3]}}
+    model = {"name": name, "slo_ms": 50, "rate_rps": 10, "profile": profile, "loader": loader}
+    return parse_config({"models": [model], "cluster": {"gpus": 3}}, Path())
+
+
+@pytest.mark.parametrize(
+    ("loader", "busy"),
+    [
+        ({"zoo": "torchvision", "arch": "resnet50", "stages": 2}, (0.3, 0.3, 0.0)),
+        ({"python": "a:B", "ranks": 2}, (0.6, 0.6, 0.0)),
+    ],
+)
+def test_all_gpus_of_a_model_over_several_are_busy_with_it(
+    loader: dict[str, Any], busy: tuple[float, ...]
+) -> None:
+    """A pipeline's one after the other, ranks together; and no fewer are advised."""
+    config = cut("m", loader)
+    ((_, spec),) = settings_from(config).slices
+    rows = [row(0, 1000.0 + 10 * n, 20.0, batch_size=1, slice_no=0, gpu_ms=6.0) for n in range(100)]
+    outcome = judge(config, [record(rows, (spec.slice_id,))], WINDOW).outcome
+    assert outcome.busy_fraction == pytest.approx(busy)
+    assert outcome.used_gpus == 2
+    assert outcome.advice_gpus == 2
+
+
+def test_a_load_whose_plan_cannot_be_made_is_judged_all_the_same() -> None:
+    """Its slices count as the whole GPUs in their names."""
+    document = {
+        "models": [{"name": "a", "slo_ms": 25, "rate_rps": 10, "profile": {"alpha_ms": 1, "beta_ms": 5}}],
+        "cluster": {"gpus": 2},
+        "batching": "fixed",
+    }
+    config = parse_config(document, Path())
+    planned = planned_slices(config)
+    assert "as the file's plan cannot be made: batching.fixed: there is no batch size for a" in planned.remark
+    rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
+    run = judge(config, [record(rows, ("local/gpu1/0",))], WINDOW, planned)
+    assert run.outcome.busy_fraction == pytest.approx((0.0, 0.008))
+    assert run.outcome.models[ModelId("a")].good == 1
+
+
+def test_where_not_all_batches_are_told_of_no_number_of_gpus_is_advised() -> None:
+    """Answers of applications tell of none, nor do those of somebody else's gateway."""
+    told = row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=6.0)
+    names = (slice_names()[0],)
+    assert judge(config(), [record([told, told], names)], WINDOW).as_json()["advice_gpus"] == 1
+    untold = row(0, 1001.0, 20.0, slice_no=0, gpu_ms=6.0)
+    assert judge(config(), [record([told, untold], names)], WINDOW).as_json()["advice_gpus"] is None
+    of_an_application = row(2, 1001.0)
+    assert judge(config(), [record([told, of_an_application], names)], WINDOW).outcome.advice_gpus is None

@@ -84,6 +84,17 @@ def test_every_combination_plays_the_same_requests_and_is_a_row(tmp_path: Path) 
     assert [row["cost_per_hour"] for row in played] == [2.5, 2.5, 5, 5, 5]
 
 
+def test_a_discipline_that_would_run_a_model_twice_is_a_row_with_the_reason(tmp_path: Path) -> None:
+    models = [{**FILE["models"][0], "idempotent": False}, FILE["models"][1]]
+    options = ["--placements", "symphony", "--batching", "shepherd,eager", "--json"]
+    result = run_compare(tmp_path, *options, document={**FILE, "models": models, "placement": "symphony"})
+    assert result.exit_code == 0, result.output
+    shepherd, eager = json.loads(result.stdout)
+    assert shepherd["error"].startswith("models[0].idempotent: is false, but batching: shepherd")
+    assert shepherd["goodput_rps"] is None
+    assert eager["error"] is None
+
+
 def test_a_row_is_what_simulate_says_of_that_combination(tmp_path: Path) -> None:
     from roles.cli.simulate import simulate
 

@@ -85,6 +85,27 @@ def test_the_json_is_the_contract(tmp_path: Path) -> None:
         "cost_per_hour": 3.586,
         "unplaced": [],
         "violations": [],
+        "applications": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "budgets_ms"),
+    [
+        ("equal", {"first": 60, "second": 60, "beside": 120}),
+        ("carried", dict.fromkeys(("first", "second", "beside"))),
+        ("pard", dict.fromkeys(("first", "second", "beside"))),
+    ],
+)
+def test_the_json_has_the_budget_and_the_gpus_of_each_stage(
+    tmp_path: Path, rule: str, budgets_ms: dict[str, float | None]
+) -> None:
+    stages = {"first": {"model": "a"}, "second": {"model": "b", "after": "first"}, "beside": {"model": "b"}}
+    application = {"name": "shop", "slo_ms": 120, "rate_rps": 10, "stages": stages}
+    answer = planned(tmp_path, {**FILE, "applications": [application], "graph_deadlines": rule})
+    gpus = {"first": [2], "second": [0, 2], "beside": [0, 2]}
+    assert answer["applications"] == {
+        "shop": {"stages": {name: {"budget_ms": budgets_ms[name], "gpus": gpus[name]} for name in stages}}
     }
 
 

@@ -42,7 +42,9 @@ def test_simulate_prints_the_json_alone(file: Path) -> None:
     result = run_simulate(file, "--json")
     assert result.exit_code == 0
     printed = json.loads(result.stdout)
-    assert set(printed) == {"offered_rps", "goodput_rps", "bad_rate", "models", "gpus", "advice_gpus"}
+    keys = {"offered_rps", "goodput_rps", "bad_rate", "models", "applications", "gpus", "advice_gpus"}
+    assert set(printed) == keys
+    assert printed["applications"] == {}
     assert printed["models"]["resnet50"]["offered"] == printed["offered_rps"]
 
 

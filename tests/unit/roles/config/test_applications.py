@@ -13,6 +13,7 @@ from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
 from policies.graphs import FanOut
 from policies.placement.registry import PLACEMENTS
+from roles.applications.served import GlueSpec
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import config_origins, parse_config
 from roles.workload.arrivals import workload_of
@@ -66,6 +67,72 @@ def test_a_graph_is_read() -> None:
     ]
     assert application.fan_outs["cars"] == FanOut("poisson", ((0.0, 1.5),))
     assert read().graph_deadlines == "carried"
+
+
+def test_glue_is_a_class_alone_or_one_with_a_limit() -> None:
+    for written, limit_ms in (("shop:Crops", 100.0), ({"python": "shop:Crops", "limit_ms": 5}, 5.0)):
+        (application,) = read(changed("applications.0.stages.cars.glue", written)).applications
+        assert application.glue == {"cars": GlueSpec("shop:Crops", limit_ms)}
+
+
+@pytest.mark.parametrize(
+    ("written", "segments"), [("nexus", 500), ({"nexus": None}, 500), ({"nexus": {"segments": 12}}, 12)]
+)
+def test_a_rule_of_deadlines_is_a_name_or_one_with_options(written: Any, segments: int) -> None:
+    config = read({**DOCUMENT, "graph_deadlines": written})
+    assert config.graph_deadlines == "nexus"
+    (application,) = config.applications
+    budgets_ms = application.plan.budgets("nexus")
+    for budget_ms in budgets_ms.values():
+        assert budget_ms * segments / 120 == pytest.approx(round(budget_ms * segments / 120))
+    origins = {path: (value, origin) for path, value, origin in config_origins(config)}
+    assert origins["graph_deadlines"] == ("nexus", "f.yaml")
+    assert origins["graph_deadlines.nexus.segments"][0] == segments
+
+
+def sharing(**weights: Any) -> dict[str, Any]:
+    """The document with a total of 1,000 requests per second, and a second application."""
+    document = copy.deepcopy(DOCUMENT)
+    document["rate_rps"] = 1000
+    first = document["applications"][0]
+    del first["rate_rps"]
+    document["applications"].append({"name": "other", "slo_ms": 90, "stages": {"one": {"model": "ssd"}}})
+    for section in (*document["models"], *document["applications"]):
+        section.update(weights.get(section["name"], {}))
+    return document
+
+
+def test_a_total_is_shared_out_among_models_and_applications() -> None:
+    """A model that stages ask needs no part of it, nor an SLO."""
+    config = read(sharing(googlenet={"slo_ms": 30, "weight": 1}, traffic={"weight": 3}, other={"weight": 6}))
+    assert [one.rate_steps for one in config.models] == [(), ((0.0, 100.0),), ()]
+    assert [one.rate_steps for one in config.applications] == [((0.0, 300.0),), ((0.0, 600.0),)]
+    assert [one.rate_rps for one in config.models] == [900.0, 100.0 + 450.0, 600.0]
+    workload = workload_of(config)
+    assert workload.expected(0.0, 1000.0) == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, r"rate_rps: a total must be shared out: give every model and application a weight"),
+        ({"traffic": {"weight": 1}}, r"applications\[1\].weight: is missing; others have one"),
+        (
+            {"googlenet": {"weight": 1}, "traffic": {"weight": 1}, "other": {"weight": 1}},
+            r"models\[1\].slo_ms: is missing; only a model that stages",
+        ),
+    ],
+)
+def test_a_total_that_not_everybody_shares_is_refused(weights: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(sharing(**weights))
+
+
+def test_popularity_shares_out_among_models_alone() -> None:
+    with pytest.raises(
+        ConfigError, match="popularity: shares the total out among models; beside applications"
+    ):
+        read({**sharing(), "popularity": {"zipf": 1}})
 
 
 def test_a_models_slo_is_its_stages_budget_and_its_rate_what_its_stages_ask() -> None:
@@ -196,7 +263,20 @@ STAGES = "applications.0.stages"
             {"nodes": [{"host": "a"}, {"host": "b"}], "shards": 2},
             r"cluster.shards: applications are played with one",
         ),
-        ("rate_rps", 100, r"rate_rps: a total is shared out among models"),
+        ("rate_rps", 100, r"applications\[0\].rate_rps: the file has a total rate_rps too; use one"),
+        ("applications.0.weight", 1, r"applications\[0\].weight: this application has its own rate_rps"),
+        (
+            "graph_deadlines",
+            {"nexus": {"segments": 1}},
+            r"graph_deadlines.nexus.segments is 1; it must be a whole number, at least 2 and at most 5000",
+        ),
+        ("graph_deadlines", {"equal": {"segments": 9}}, r"graph_deadlines.equal.segments: unknown option"),
+        (
+            "graph_deadlines",
+            {"equal": {}, "pard": {}},
+            r"graph_deadlines: must be one name, or one name with",
+        ),
+        (f"{STAGES}.cars.glue", "Crops", r'stages.cars.glue: is \'Crops\'; it must be like "package.module'),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would_be_right(path: str, value: Any, message: str) -> None:

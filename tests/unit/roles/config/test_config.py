@@ -16,7 +16,7 @@ from fabric.messages import LoaderSpec
 from profiles.interference import Running
 from profiles.model import ModelProfile
 from roles.config.cluster import ModelConfig, PolicyChoice
-from roles.config.rates import model_rates
+from roles.config.rates import shared_rates
 from roles.config.read_config import config_origins, load_config, parse_config
 from roles.scheduler.settings import settings_from
 
@@ -330,6 +330,12 @@ A_NODE = {"host": "a", "gpus": 1}
             document(model(weight=1), popularity={"zipf": 1}),
             "models[0].weight: popularity is given too",
         ),
+        (document(popularity={"zipf": 1}), "models[0].rate_rps: popularity is given too; use one of the two"),
+        (
+            document(cluster={"gpus": 1, "frontends": [{"host": "a", "listen": {"page": "127.0.0.1:1"}}]}),
+            "cluster.frontends[0].listen.page: unknown key; there is client, http, metrics",
+        ),
+        (document(listen={"pages": "127.0.0.1:1"}), "listen.pages: unknown key; did you mean page?"),
         (document(popularity={"zipf": -1}), "popularity.zipf: is -1"),
         (document(popularity={"zip": 1}), "popularity.zip: unknown key; did you mean zipf?"),
         (document(model(arrival={"process": "poison"})), "did you mean poisson?"),
@@ -587,7 +593,7 @@ def test_junk_anywhere_is_a_config_error_or_a_configuration(place: tuple[str | i
 )
 def test_a_shared_total_is_kept(total: float, weights: list[float], zipf: float | None) -> None:
     written = [(None, None if zipf is not None else weight) for weight in weights]
-    rates = model_rates(total, zipf, written)
+    rates = shared_rates(total, zipf, written)
     assert math.fsum(steps[0][1] for steps, _ in rates) == pytest.approx(total, rel=1e-9, abs=1e-9)
     if zipf is not None:
         assert [steps[0][1] for steps, _ in rates] == sorted((s[0][1] for s, _ in rates), reverse=True)

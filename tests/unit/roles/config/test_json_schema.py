@@ -58,6 +58,7 @@ DOCUMENT: dict[str, Any] = {
         ((), "batching", {"never": {}}),
         ((), "placement", {"symphony": {}, "igniter": {}}),
         ((), "graph_deadlines", "none"),
+        ((), "graph_deadlines", {"nexus": {}, "equal": {}}),
     ],
 )
 def test_what_it_refuses_the_reader_refuses_too(where: tuple[Any, ...], key: str, value: object) -> None:

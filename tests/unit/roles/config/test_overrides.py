@@ -150,6 +150,29 @@ def test_the_environment_alone_says_where_run_files_are(
     assert shown(file)["--run-dir"] == (str(tmp_path / "run"), "$TENUTO_RUN_DIR")
 
 
+@pytest.mark.parametrize("variable", ["TENUTO_RUN_DIR", "XDG_RUNTIME_DIR"])
+@pytest.mark.parametrize("written", ["{}/", "{}/.", "relative"])
+def test_so_it_is_however_the_folder_is_written(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, written: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TENUTO_RUN_DIR", raising=False)
+    (tmp_path / "relative").mkdir(mode=0o700)
+    monkeypatch.setenv(variable, written.format(tmp_path / "relative"))
+    home = tmp_path / "relative" / ("" if variable == "TENUTO_RUN_DIR" else "tenuto")
+    assert shown(file)["--run-dir"] == (str(home), f"${variable}")
+
+
+def test_a_total_of_applications_weights_alone_is_theirs(tmp_path: Path) -> None:
+    applications = [
+        {"name": name, "slo_ms": 90, "weight": 1, "stages": {"one": {"model": "a"}}} for name in ("x", "y")
+    ]
+    models = [{"name": "a", "profile": {"alpha_ms": 1, "beta_ms": 5}}]
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"models": models, "applications": applications, "cluster": {"gpus": 1}}))
+    assert shown(path, "--rate", "40")["rate_rps"] == (40.0, "--rate")
+
+
 def test_simulate_plays_what_the_flags_say(file: Path) -> None:
     usual = ("simulate", file, "--duration", "2", "--warmup", "0", "--json")
     done = json.loads(run(*usual, "--gpus", "3", "--rate", "100", "--slo", "500").stdout)
@@ -168,6 +191,45 @@ def test_simulate_plays_a_recording_instead_of_the_files_arrivals(file: Path, tm
     usual = ("simulate", file, "--duration", "1", "--warmup", "0", "--json")
     done = json.loads(run(*usual, "--arrivals", trace).stdout)
     assert {name: one["offered"] for name, one in done["models"].items()} == {"a": 10, "a.b": 0}
+
+
+def a_trace(folder: Path, model: str, gap_ms: int) -> Path:
+    path = folder / f"{model}-{gap_ms}.csv"
+    path.write_text("at_ms,model\n" + "".join(f"{at_ms},{model}\n" for at_ms in range(0, 1_000, gap_ms)))
+    return path
+
+
+@pytest.mark.parametrize("case", ["weights", "popularity", "own traces", "a model that stages alone ask"])
+def test_of_whom_a_recording_does_not_name_nothing_comes(tmp_path: Path, case: str) -> None:
+    """However their own requests would come, and whatever they would share."""
+    a, b = (dict(one) for one in DOCUMENT["models"])
+    document: dict[str, Any] = {**DOCUMENT, "models": [a, b]}
+    if case in ("weights", "popularity"):
+        del a["rate_rps"], b["rate_rps"]
+        document["rate_rps"] = 500
+        if case == "weights":
+            a["weight"], b["weight"] = 1, 4
+        else:
+            document["popularity"] = {"zipf": 1}
+    elif case == "own traces":
+        own = {"process": "trace", "path": str(a_trace(tmp_path, "a.b", 10))}
+        b["arrival"] = own
+        shop = {"name": "shop", "slo_ms": 90, "stages": {"one": {"model": "a"}}}
+        arrival = {"process": "trace", "path": str(a_trace(tmp_path, "shop", 10))}
+        document["applications"] = [{**shop, "arrival": arrival}]
+    else:
+        document["models"] = [a, {"name": "a.b", "profile": b["profile"]}]
+        document["applications"] = [
+            {"name": "shop", "slo_ms": 90, "rate_rps": 70, "stages": {"one": {"model": "a.b"}}}
+        ]
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    trace = a_trace(tmp_path, "a", 100)
+    done = run("simulate", path, "--duration", "1", "--warmup", "0", "--json", "--arrivals", trace)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert {name: one["offered"] for name, one in told["models"].items()} == {"a": 10, "a.b": 0}
+    assert all(one["offered"] == 0 for one in told["applications"].values())
 
 
 def test_requests_of_applications_are_in_a_recording_as_their_models(tmp_path: Path) -> None:

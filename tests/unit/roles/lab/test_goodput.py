@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED
 from roles.config.read_config import parse_config
@@ -303,3 +304,27 @@ def test_a_model_whose_trace_begins_late_is_asked_for(tmp_path: Path) -> None:
     asked = varying(tmp_path, [traced(tmp_path, (30, 0), (30, 20))])
     assert asked.unserved == ()
     assert asked.total_rps == pytest.approx(10.0, rel=0.02)
+
+
+def test_the_window_has_the_last_step_for_as_long_as_the_longest_before_it() -> None:
+    asked = question({**SLOW, "rate_rps": [[0, 20], [10, 30], [40, 25]]}, {**OTHER, "rate_rps": 25})
+    assert asked.part is not None
+    assert asked.part.until_ms >= 70_000
+    assert asked.part.from_ms == 500
+
+
+@pytest.mark.parametrize("last_rps", [1.0, 40.0])
+def test_the_window_of_steps_has_enough_of_the_rarest_model(last_rps: float) -> None:
+    """At a quarter of the highest rate that is asked, which a goodput hardly ever is below."""
+    asked = question({**SLOW, "rate_rps": [[0, 10], [1, last_rps]]}, {**OTHER, "rate_rps": 60})
+    assert asked.part is not None
+    factor = 0.25 * BOUND_MARGIN * bound_rps(asked) / asked.total_rps
+    for source in asked.workload.scaled(factor).sources:
+        assert source.expected(asked.part.from_ms, asked.part.until_ms) > 0.9 * ARRIVALS_OF_THE_RAREST
+    highest_rps = BOUND_MARGIN * bound_rps(asked)
+    assert highest_rps * asked.part.until_ms / 1000 <= 1.01 * goodput.REQUESTS_MAX
+
+
+def test_a_step_that_no_window_reaches_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"m: rate_rps: its last step begins at 100,000 s, but a window"):
+        question({**SLOW, "rate_rps": [[0, 20], [100_000, 30]]})

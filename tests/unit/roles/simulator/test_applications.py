@@ -78,6 +78,59 @@ def test_a_chain_takes_its_models_one_after_the_other(tmp_path: Path) -> None:
     assert [one.waited_mean_ms for one in seen.stages.values()] == [0.0, 0.0, 0.0]
 
 
+def models_of(outcome: Outcome) -> Any:
+    return outcome.as_json()["models"]
+
+
+def fates(told: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(told[name] for name in ("offered", "good", "late", "dropped"))
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_stages_ask_is_told_of_their_models_and_counts_once_in_all(
+    tmp_path: Path, is_full: bool
+) -> None:
+    """a is asked directly too, by a request that comes at 31 ms; the GPU runs c until 35, and a until 45."""
+    written = document(tmp_path, CHAIN, [0.0, 1000.0])
+    (tmp_path / "own.csv").write_text("at_ms\n31\n1031\n")
+    written["models"][0] |= {
+        "slo_ms": 100,
+        "arrival": {"process": "trace", "path": str(tmp_path / "own.csv")},
+    }
+    config = parse_config(written, Path())
+    outcome = simulate(config, workload_of(config), Window(0.0, 100.0), is_full=is_full).outcome
+    told = models_of(outcome)
+    assert {name: fates(one) for name, one in told.items()} == {
+        "a": (2, 2, 0, 0),
+        "b": (1, 1, 0, 0),
+        "c": (1, 1, 0, 0),
+    }
+    latencies_ms = [told[name][key] for name in "abc" for key in ("p50_ms", "p99_ms")]
+    assert latencies_ms == pytest.approx([10.0, 14.0, 20.0, 20.0, 5.0, 5.0], abs=1e-3)
+    assert (outcome.offered, outcome.good, outcome.bad_rate) == (2, 2, 0.0)
+    assert outcome.as_json()["offered_rps"] == 20.0
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_stages_ask_in_vain_was_dropped(tmp_path: Path, is_full: bool) -> None:
+    """Three requests at once come to 90 ms of work, and their SLO is 64."""
+    stages = {"first": {"model": "a"}, "second": {"model": "b", "after": "first"}}
+    written = document(tmp_path, stages, [0.0, 0.0, 0.0, 1000.0], application={"slo_ms": 64}, size_max=1)
+    config = parse_config(written, Path())
+    outcome = simulate(config, workload_of(config), Window(0.0, 100.0), is_full=is_full).outcome
+    asked = app(outcome).stages
+    told = models_of(outcome)
+    for name, stage in (("a", "first"), ("b", "second")):
+        offered, good, late, dropped = fates(told[name])
+        assert (offered, good + late, dropped) == (
+            asked[stage].asked,
+            asked[stage].answered,
+            asked[stage].dropped + asked[stage].cancelled,
+        )
+    assert told["a"]["dropped"] + told["b"]["dropped"] > 0
+    assert outcome.worst_bad_rate == outcome.bad_rate == app(outcome).requests.bad_rate
+
+
 def test_the_way_back_of_each_stage_counts(tmp_path: Path) -> None:
     network = {"control_ms": 1.0, "data_ms_per_item": 0.5, "result_ms": 2.0}
     seen = app(outcome_of(document(tmp_path, CHAIN, [0.0, 1000.0], cluster={"gpus": 1, "network": network})))

@@ -33,6 +33,14 @@ def test_each_request_of_the_window_has_one_fate() -> None:
     assert (found.batch_mean, found.batch_p50) == (4.0, 4.0)
 
 
+def test_each_request_may_have_an_slo_of_its_own() -> None:
+    arrived = np.array([999.0, 1000.0, 1001.0, 1002.0])
+    finished = arrived + 20.0
+    finished[3] = np.nan
+    found = model_outcome(arrived, finished, np.array([1.0, 20.0, 19.0, 30.0]), WINDOW)
+    assert (found.offered, found.good, found.late, found.dropped) == (3, 1, 1, 1)
+
+
 def test_a_request_is_followed_beyond_the_window() -> None:
     found = model_outcome(np.array([1999.0]), np.array([2020.0]), 30.0, WINDOW)
     assert found.good == 1
@@ -107,6 +115,7 @@ def test_the_json_is_the_contract_of_simulate() -> None:
                 "batch_p50": 3.0,
             }
         },
+        "applications": {},
         "gpus": {"count": 2, "busy_fraction": [0.5, 0.0], "used": 1},
         "advice_gpus": 3,
     }
@@ -118,3 +127,11 @@ def test_a_model_that_cannot_be_served_asks_for_no_gpus() -> None:
     outcome = Outcome(1.0, {A: good, ModelId("b"): hopeless}, (0.9, 0.9), 2)
     assert outcome.worst_bad_rate == 1.0
     assert outcome.advice_gpus == 2
+
+
+def test_no_fewer_gpus_are_advised_than_one_model_needs() -> None:
+    one = model_outcome(np.array([1000.0]), np.array([1001.0]), 30.0, WINDOW)
+    idle = (0.1, 0.1, 0.0, 0.0)
+    assert Outcome(1.0, {A: one}, idle, 2).advice_gpus == 1
+    assert Outcome(1.0, {A: one}, idle, 2, gpus_min=2).advice_gpus == 2
+    assert Outcome(1.0, {A: one}, idle, 2, is_work_known=False).advice_gpus is None
