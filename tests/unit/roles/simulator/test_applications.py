@@ -345,7 +345,7 @@ TASK = [SeqRun(TASKS_FROM, 1)]
 
 def test_the_way_back_of_a_task_is_a_wait_to_its_rule_and_learned() -> None:
     play, world = lone_task()
-    heard = play.answered(ModelId("d"), 0, TASK, 5.0, 15.0, 18.0)
+    heard = play.answered(ModelId("d"), 0, TASK, (5.0, 15.0), 18.0)
     assert heard == [(0, TaskAnswered(1, 8.0, 10.0))]
     assert world.path.noted == [("answer", -82.0, 100.0), ("batch", 3.0, 0.0)]
     assert (play.tallies[0]["a"].waited_ms, play.tallies[0]["a"].run_ms) == (5.0, 10.0)
@@ -355,7 +355,7 @@ def test_how_late_a_task_is_that_was_cancelled_when_it_was_due_is_learned_of_its
     play, world = lone_task()
     world.next()  # its time is up
     assert isinstance(world.told[-1], Withdraw)
-    assert play.answered(ModelId("d"), 0, TASK, 90.0, 102.0, 100.0 + 4.0) == []
+    assert play.answered(ModelId("d"), 0, TASK, (90.0, 102.0), 100.0 + 4.0) == []
     assert world.path.noted == [("answer", 4.0, 100.0)]
 
 
