@@ -387,7 +387,7 @@ RULES = [
 @pytest.mark.parametrize(("name", "options"), RULES)
 @pytest.mark.parametrize("budget_ms", [3.1, 4.0, 5.0, 6.0])
 def test_what_only_the_slices_that_are_slower_for_large_batches_can_serve_is_served_there(
-    name: str, options: dict[str, str], budget_ms: float
+    name: str, options: dict[str, Any], budget_ms: float
 ) -> None:
     to = crossed(name, **options)
     to.arrive("m", budget_ms)
@@ -398,7 +398,7 @@ def test_what_only_the_slices_that_are_slower_for_large_batches_can_serve_is_ser
 
 @pytest.mark.parametrize(("name", "options"), RULES)
 def test_what_no_class_can_serve_any_more_is_answered_at_that_moment(
-    name: str, options: dict[str, str]
+    name: str, options: dict[str, Any]
 ) -> None:
     to = crossed(name, free_at_ms=50.0, **options)
     to.arrive("m", 10.0, count=2)
