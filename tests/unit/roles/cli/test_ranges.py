@@ -121,6 +121,7 @@ def documents(x: Any) -> Mapping[str, dict[str, Any]]:
         "applications.slo_ms": application(slo_ms=50 * x),
         "applications.rate_rps": application(rate_rps=x),
         "applications.rate_rps step's moment": application(rate_rps=[[0, 1], [x, 1]]),
+        "applications.weight": {**application(rate_rps=None, weight=x), "rate_rps": 5},
         "stages.fan_out": application(fan_out=x),
         "fan_out.poisson": application(fan_out={"poisson": x}),
         "glue.limit_ms": glued(limit_ms=x),
