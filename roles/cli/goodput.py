@@ -73,7 +73,7 @@ def goodput(
         raise click.UsageError("--live sends one load at a time: it takes neither --workers nor --dask")
     config = load_config(file)
     question = question_of(config, warmup_s, duration_s)
-    remark(question.workload.remarks())
+    remark([*question.workload.remarks(), *question.remarks()])
     wanted = [config.seed + number for number in range(seeds)]
     if is_live:
         found = _live_goodput(file, question, wanted)

@@ -216,6 +216,10 @@ class BatchQueue:
         self.running = None
         return True
 
+    def has_left_first_stage(self, batch: Batch) -> bool:
+        """Whether that one is in a later stage, which is another process's."""
+        return batch in self._passed
+
     def go_on(self, failed: Batch, now_ms: float) -> Batch | None:
         """A run of that batch is over, though more of it is to run; what the device has begun by itself, if it had anything."""
         began = self.ahead

@@ -542,8 +542,9 @@ class WorkerCore:
         model_id = batch.run.model_id
         limit_ms = slice_.run_limit_ms(model_id, len(batch.rows))
         what = f"a batch of {len(batch.rows)} did not end within {limit_ms:.0f} ms"
-        guilty = self._runs.warming or (slice_.spec.slice_id, model_id)
-        if self._runs.warming is not None:
+        warming = None if slice_.queue.has_left_first_stage(batch) else self._runs.warming
+        guilty = warming or (slice_.spec.slice_id, model_id)
+        if warming is not None:
             limit_ms += WARMING_MS
             what = f"a run that warms it up kept a batch of {model_id!r} from ending within {limit_ms:.0f} ms"
         self.counters["runs_hung"] += 1

@@ -20,7 +20,6 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.messages import ModelSpec
 from policies.placement.common.base import largest_batch
@@ -67,6 +66,18 @@ class Question:
     def is_anybody_left_out(self) -> bool:
         """Whether a model of which requests come is not served at all."""
         return any(reason != RATE_IS_0 for _, reason in self.unserved)
+
+    def remarks(self) -> list[str]:
+        """What of the workload is not played, for people."""
+        if self.part is None or _longest_round_ms(self.workload):
+            return []
+        until_ms = self.part.until_ms
+        return [
+            f"{source.model_id}: its rate from {source.steps[-1][0] / 1000:,.6g} s on is not played: a window of {REQUESTS_MAX:,} requests"
+            f" at the highest rate tried ends at {until_ms / 1000:,.6g} s"
+            for source in _sources(self.workload)
+            if source.steps and source.steps[-1][0] >= until_ms
+        ]
 
     def window(self, total_rps: float) -> Window:
         """Long enough for the rarest model, short enough for the limit on requests; of changing rates always the same part."""
@@ -213,10 +224,7 @@ def _steps_ms(source: ArrivalSource) -> float:
 
 
 def _part_of_steps(question: Question) -> Window:
-    """All of them, and so much of the last ones that of the rarest model enough comes, but for what would be too many requests at the highest rate that is asked.
-
-    Raises ConfigError where a step would begin behind it.
-    """
+    """All of them, and so much of the last ones that of the rarest model enough comes, but for what would be too many requests at the highest rate that is asked."""
     highest_rps = BOUND_MARGIN * bound_rps(question)
     factor = USUAL_PART * highest_rps / question.total_rps
     longest_s = REQUESTS_MAX / highest_rps
@@ -229,12 +237,6 @@ def _part_of_steps(question: Question) -> Window:
         if source.steps and source.steps[-1][1] > 0
     ]
     until_s = min(until_s + max([0.0, *more_s]), longest_s)
-    for source in _sources(question.workload):
-        if source.steps and source.steps[-1][0] >= 1000 * until_s:
-            raise ConfigError(
-                f"{source.model_id}: rate_rps: its last step begins at {source.steps[-1][0] / 1000:,.6g} s, but a window holds at most "
-                f"{REQUESTS_MAX:,} requests, which at the highest rate tried come in {until_s:,.6g} s: let steps begin earlier"
-            )
     return Window(warmup_s * 1000, until_s * 1000)
 
 

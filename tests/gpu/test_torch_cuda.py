@@ -178,6 +178,7 @@ def test_a_capture_that_fails_spoils_no_other_and_keeps_no_memory() -> None:
         for name in ("looks", "t5"):
             device.load(slice_spec(models=[models[name]], device="cuda"))
         assert device._hosted[SLICE][ModelId("looks")].buckets.problem is not None
+        torch.rand(1, device="cuda")  # raises where the generator is taken for one that is captured
         device.load(slice_spec(models=[models["resnet18"]], device="cuda"))
         assert device._hosted[SLICE][ModelId("resnet18")].buckets.sizes == (1, 2, 4)
         loaded_bytes = torch.cuda.memory_reserved()

@@ -145,6 +145,12 @@ def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
         except BaseException as error:  # noqa: BLE001  as above
             end_failed_capture(stream.device.index, pool)
             pool = torch.cuda.graph_pool_handle()
+            # Nor is the generator of random numbers told that the capture is over; one that ends well tells it.
+            with (
+                contextlib.suppress(RuntimeError),
+                torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
+            ):
+                torch.zeros(1, device=device)
             # The end of a capture that has failed raises as well, and less is to be learned from it.
             raise raised or error from None
         finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from fabric.ids import BatchId, SliceId
+from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import (
     BatchFailed,
     Done,
@@ -41,6 +41,7 @@ from roles.gpu_worker.executors.base import (
     RunExpired,
     RunFailed,
     Shrunk,
+    Warming,
 )
 from roles.gpu_worker.executors.emulated import EmulatedExecutor
 from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
@@ -251,6 +252,16 @@ def test_a_stage_that_does_not_end_has_hung_though_the_first_one_goes_on() -> No
     assert core.wake_at_ms == 2_000.0
     (end,) = actions_of(End, core.handle(Tick(), 2_000.0))
     assert "hung" in end.reason
+
+
+def test_a_hang_in_a_later_stage_is_not_of_the_model_that_the_first_one_warms_up() -> None:
+    core = serving().core
+    core.handle(inputs(0), 0.0)
+    core.handle(run_batch(part((0, 1)), latest_in_ms=1e6), 0.0)
+    core.handle(LeftFirstStage(SLICE, BatchId(1)), 4.0)
+    core.handle(Warming(SLICE, ModelId("other"), is_over=False), 5.0)
+    (end,) = actions_of(End, core.handle(Tick(), 2_000.0))
+    assert end.reason.startswith(f"model {MODEL!r} hung")
 
 
 def test_what_failed_in_a_later_stage_is_run_apart_while_the_first_has_another() -> None:

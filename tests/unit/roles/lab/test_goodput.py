@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED
 from roles.config.read_config import parse_config
@@ -325,6 +324,8 @@ def test_the_window_of_steps_has_enough_of_the_rarest_model(last_rps: float) -> 
     assert highest_rps * asked.part.until_ms / 1000 <= 1.01 * goodput.REQUESTS_MAX
 
 
-def test_a_step_that_no_window_reaches_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"m: rate_rps: its last step begins at 100,000 s, but a window"):
-        question({**SLOW, "rate_rps": [[0, 20], [100_000, 30]]})
+def test_a_step_that_no_window_reaches_is_said_not_to_be_played() -> None:
+    asked = question({**SLOW, "rate_rps": [[0, 20], [100_000, 30]]})
+    (remark,) = asked.remarks()
+    assert remark.startswith("m: its rate from 100,000 s on is not played")
+    assert question({**SLOW, "rate_rps": [[0, 20], [10, 30]]}).remarks() == []
