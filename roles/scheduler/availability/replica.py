@@ -103,7 +103,7 @@ PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
-HEIR_WITHIN_MS: Final = 3_000.0
+HEIR_WITHIN_MS: Final = 2_000.0
 """For a majority of the agents to connect to a standby; then one is told to take over all the same."""
 SETTLED_MS: Final = GATHER_MS + 50.0
 """That this one stays once another is active: frontends go by the next one then, and what its end costs the host delays nobody."""

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from deploy.local.events import SupervisorLimits
-from deploy.local.role_plans import AGENT_STOP_MS, is_better_together, role_plans
+from deploy.local.role_plans import AGENT_STOP_MS, SCHEDULER_STOP_MS, is_better_together, role_plans
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.node_agent.events import AgentLimits
 from roles.node_agent.left_behind import GUARD_WITHIN_S, KILL_WITHIN_S
 from roles.runtime.run_directory import UP_STOP_LIMIT_MS
+from roles.scheduler.availability.replica import HANDED_OVER_MS, HEIR_WITHIN_MS, SETTLED_MS
 
 HERE = Path("/here")
 
@@ -79,6 +80,10 @@ def test_who_waits_for_the_end_of_a_cluster_waits_longer_than_all_its_ranks_may_
     assert len(ranks) == 4
     left_ms = 1e3 * (GUARD_WITHIN_S + KILL_WITHIN_S)
     assert sum(ranks.values()) + len(ranks) * SupervisorLimits().kill_ms + left_ms < UP_STOP_LIMIT_MS
+
+
+def test_a_scheduler_has_the_time_that_a_handover_may_take() -> None:
+    assert SCHEDULER_STOP_MS >= HEIR_WITHIN_MS + HANDED_OVER_MS + SETTLED_MS + 1_000
 
 
 def test_an_agent_has_the_time_that_its_workers_and_daemons_may_take() -> None:
