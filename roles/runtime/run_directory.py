@@ -36,7 +36,7 @@ _OURS = re.compile(r"(up|page|(scheduler|frontend|gateway|node|worker)-.+)\.")
 """How names of our files begin: after the role that writes them. Whatever else is there is somebody else's."""
 UP_SOCKET = "up.control"
 """Where `tenuto up` is asked for changes of its processes."""
-UP_STOP_LIMIT_MS = 65_000.0
+UP_STOP_LIMIT_MS = 70_000.0
 """How long `tenuto up` may take for its end in order: more than the limits of its roles, rank after rank, and of what agents left, add up to."""
 
 
