@@ -37,7 +37,7 @@ class LeaseReport(Message, frozen=True, tag=45):
 class SchedulerHello(Message, frozen=True, tag=46):
     """Scheduler -> scheduler: the first message, and said again when `is_electable` changes; the active one answers with a `PlanCopy`.
 
-    `is_electable`: a majority of the agents is connected to it.
+    `is_electable`: the agents are connected to it, all of them or a majority for a while.
     """
 
     scheduler_id: str

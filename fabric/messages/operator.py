@@ -69,7 +69,7 @@ class PlanReport(Value, frozen=True):
 class StandbyReport(Value, frozen=True):
     """Another scheduler that the active one is connected with. `has_plan`: the present plan was sent to it.
 
-    `is_electable`: a majority of the agents is connected to it, as it says.
+    `is_electable`: the agents are connected to it, all of them or a majority for a while, as it says.
     """
 
     scheduler_id: str

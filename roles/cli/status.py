@@ -106,7 +106,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
         )
         for standby in standing.standbys:
             plan_state = "has the plan" if standby.has_plan else "has no plan yet"
-            lacks = "" if standby.is_electable else ", but no majority of the agents is connected to it"
+            lacks = "" if standby.is_electable else ", but not enough agents are connected to it"
             console.print(f"  {standby.scheduler_id} stands by, and {plan_state}{lacks}")
     for role_id, refused in keys_refused(report).items():
         console.print(f"Refused for their key by {role_id}: {refused:.0f} connections and messages")

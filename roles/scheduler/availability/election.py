@@ -223,12 +223,17 @@ class Election:
     def may_hand_over(self) -> bool:
         """Whether enough agents are there, and all that granted it anything granted one epoch: the one that it can give up."""
         is_steady = self.state is ElectionState.ACTIVE and self._asking == self.epoch
-        return is_steady and self.is_electable
+        return is_steady and self.has_majority
 
     @property
-    def is_electable(self) -> bool:
+    def has_majority(self) -> bool:
         """Whether enough agents are connected to make it the active one."""
         return len(self.connected) >= self._electorate.needed
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all agents are connected."""
+        return self.connected == self._electorate.agents
 
     @property
     def granted(self) -> frozenset[NodeId]:

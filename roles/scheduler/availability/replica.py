@@ -7,7 +7,7 @@ it of the frontends, and learns the rest from agents and workers, who introduce 
 what they ask for before the slices are known would be refused. When its lease has lapsed the core is dropped with all that it knew: whoever is active next learns it anew.
 
 Asked to stop, the active one tells a standby that has the plan to take over, and serves on until that is active: what it has handed out is
-with workers and frontends by then. One to which no majority of the agents is connected yet, as after its start, is waited for. Operators are
+with workers and frontends by then. One to which the agents have not connected yet, as after its start, is waited for. Operators are
 turned away at once, for what it would still settle nobody took over.
 
 A scheduler without standbys has its core from the start, and keeps it. To frontends it opens as the others do, when an agent has
@@ -103,8 +103,10 @@ PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
+OTHERS_WITHIN_MS: Final = 1_000.0
+"""For the other agents to connect to a standby after a majority has: what is on their nodes it could not go on with."""
 HEIR_WITHIN_MS: Final = 2_000.0
-"""For a majority of the agents to connect to a standby; then one is told to take over all the same."""
+"""For the agents to connect to a standby; then one is told to take over all the same."""
 SETTLED_MS: Final = GATHER_MS + 50.0
 """That this one stays once another is active: frontends go by the next one then, and what its end costs the host delays nobody."""
 _OF_FRONTENDS: Final = frozenset({Arrivals, Withdraw, Left, Ping, Pong})
@@ -211,6 +213,8 @@ class SchedulerReplica:
         """Schedulers that it connects to."""
         self._was_electable = False
         """As they were told."""
+        self._majority_at_ms = NEVER_MS
+        """Since when a majority of the agents is connected; infinite: none is."""
         self._is_ending = False
         """It was asked to stop, and hands over."""
         self._heir: PeerId | None = None
@@ -285,8 +289,8 @@ class SchedulerReplica:
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
         self._open_if_gathered(actions, now_ms)
-        if self._election.is_electable is not self._was_electable:
-            self._was_electable = self._election.is_electable
+        if self._is_electable(now_ms) is not self._was_electable:
+            self._was_electable = not self._was_electable
             actions.extend(map(self._hello, sorted(self._found)))
         if self._heir_by_ms != NEVER_MS:
             self._choose_heir(actions, now_ms)
@@ -499,6 +503,14 @@ class SchedulerReplica:
         if not self.has_left:
             self._turn_operators_away(actions)
 
+    def _is_electable(self, now_ms: float) -> bool:
+        """Whether the agents are connected: all, or those of a majority for so long that the others are away."""
+        if not self._election.has_majority:
+            self._majority_at_ms = NEVER_MS
+            return False
+        self._majority_at_ms = min(self._majority_at_ms, now_ms)
+        return self._election.has_all or now_ms >= self._majority_at_ms + OTHERS_WITHIN_MS
+
     def _choose_heir(self, actions: list[ReplicaAction], now_ms: float) -> None:
         """Of those that have the plan the first to which a majority of the agents is connected; in the end any."""
         election, electorate = self._election, self._settings.electorate
@@ -508,7 +520,7 @@ class SchedulerReplica:
             if standby.has_plan and peer not in self._leaving
         }
         electable = {peer: standby for peer, standby in heirs.items() if standby.is_electable}
-        is_possible = self._core is not None and bool(heirs) and election.is_electable
+        is_possible = self._core is not None and bool(heirs) and election.has_majority
         is_ready = bool(electable) and election.may_hand_over
         if is_possible and not is_ready and now_ms < self._heir_by_ms:
             return
@@ -626,7 +638,14 @@ class SchedulerReplica:
         if self.has_left:
             self.wake_at_ms = 0.0  # whoever runs it asks after a turn, and sleeps no more
             return
-        own_moments = self._tell_again_at_ms, self._prepare_at_ms, self._heir_by_ms, self._ends_at_ms
+        others_by_ms = NEVER_MS if self._was_electable else self._majority_at_ms + OTHERS_WITHIN_MS
+        own_moments = (
+            self._tell_again_at_ms,
+            self._prepare_at_ms,
+            others_by_ms,
+            self._heir_by_ms,
+            self._ends_at_ms,
+        )
         at_ms = min(self._election.wake_at_ms, *own_moments)
         core_at_ms = None if self._core is None else self._core.wake_at_ms
         if core_at_ms is not None and core_at_ms < at_ms:

@@ -52,6 +52,7 @@ from roles.scheduler.availability.replica import (
     HANDED_OVER_MS,
     HEIR_WITHIN_MS,
     NOT_ACTIVE,
+    OTHERS_WITHIN_MS,
     PREPARE_AFTER_MS,
     SETTLED_MS,
     TELL_AGAIN_MS,
@@ -97,9 +98,9 @@ class Core:
 
 
 class Stage:
-    def __init__(self, *, schedulers: int = 2, number: int = 1) -> None:
+    def __init__(self, *, schedulers: int = 2, number: int = 1, others: str = "") -> None:
         self.cores: list[Core] = []
-        electorate = Electorate(frozenset({NODE}), schedulers)
+        electorate = Electorate(frozenset({NODE, *map(NodeId, others)}), schedulers)
         settings = ReplicaSettings(BORN, electorate, number, 7)
         self.replica = SchedulerReplica(settings, self._make)
         self.now_ms = 0.0
@@ -524,6 +525,24 @@ def test_the_first_that_could_be_elected_takes_over_before_one_that_could_not() 
     stage.hear(able, replace(OF_OTHER, scheduler_id="scheduler-1"))
     ((heir, _),) = told(stage.replica.handle(StopAsked(), stage.now_ms), TakeOver)
     assert heir == able
+
+
+def test_a_standby_waits_a_second_for_agents_beyond_a_majority_before_it_is_electable() -> None:
+    """What is on their nodes it could not go on with."""
+    stage, other = Stage(others="bc"), PeerId("scheduler-0")
+    stage.replica.handle(SchedulerFound(("ipc://s",), other), 0.0)
+
+    def comes(node: str) -> list[tuple[PeerId, AnyMessage]]:
+        report = LeaseReport(NodeId(node), 16, "scheduler-0", BORN, is_free=False)
+        return told(stage.hear(PeerId(f"node-{node}/0"), report), SchedulerHello)
+
+    able = [(other, SchedulerHello("scheduler-1", BORN, is_electable=True))]
+    assert [comes("a"), comes("b")] == [[], []]
+    assert told(stage.tick(), SchedulerHello) == able
+    assert stage.now_ms == OTHERS_WITHIN_MS
+    stage = Stage(others="bc")
+    stage.replica.handle(SchedulerFound(("ipc://s",), other), 0.0)
+    assert [comes("a"), comes("b"), comes("c")] == [[], [], able]
 
 
 def test_schedulers_are_told_when_a_majority_of_the_agents_comes_or_goes() -> None:
