@@ -81,6 +81,17 @@ def test_a_frontend_that_standbys_took_for_lost_is_listed_again() -> None:
     play(Script(3, Shape(schedulers=2, rate_rps=0.5), faults))
 
 
+def test_a_frontend_that_reads_its_schedulers_last_word_after_its_end_is_listed_by_the_next() -> None:
+    """It takes itself for listed there, and its first ping came before that one had an epoch."""
+    shape = Shape(delay_ms=0.05, start_ms=20.0, rate_rps=10.0)
+    faults = (
+        Fault(380.9, "vanish", "worker:2", for_ms=500.0),
+        Fault(382.0, "pause", "frontend:1", for_ms=20.0),
+        Fault(382.8, "kill", "scheduler:1", for_ms=700.0),
+    )
+    play(Script(7575, shape, faults))
+
+
 def test_an_overtaken_scheduler_has_the_next_ones_plan() -> None:
     shape = Shape(schedulers=2, delay_ms=2.0, start_ms=200.0, slo_ms=40.0)
     play(Script(500_118, shape, (Fault(695.5, "reset", "agent:all", "scheduler:2"),)))

@@ -191,6 +191,8 @@ class SchedulerReplica:
         self._frontends: dict[PeerId, FrontendHello] = {}
         self._silent: dict[PeerId, FrontendHello] = {}
         """Frontends that were taken for lost while their connections stand: they need not know, and say no other hello."""
+        self._unknown: dict[PeerId, Ping | Pong] = {}
+        """Frontends that speak as if they were known here, with what shows the core that they are there. It hears that once."""
         self._standbys: dict[PeerId, StandbyReport] = {}
         self._unasked: set[PeerId] = set()
         """Standbys taken for lost that did not take the question who they are. They need not know: their connections may stand."""
@@ -335,6 +337,7 @@ class SchedulerReplica:
             if self._is_too_early(peer, message):
                 if isinstance(message, Ping):
                     actions.append(Send(peer, Pong(message.number)))
+                self._note_unknown(peer, message)
             elif isinstance(message, SliceReady) and (self._core is None or not self._is_obeyed_by(message)):
                 # Its worker would refuse what we send it now. Its agent may have granted an epoch of which we hear next; else the
                 # worker says this again when it has.
@@ -352,6 +355,8 @@ class SchedulerReplica:
                 what = "hands over to another scheduler" if self._is_ending else "stands by"
                 reason = f"{self._own_id} {what}: ask the active one"
                 actions.append(Send(peer, Changed(message.request_no, "refused", NOT_ACTIVE, reason)))  # type: ignore[union-attr]  # all of them have one
+            elif self._core is None:
+                self._note_unknown(peer, message)
             return
         if type(message) in _ABOUT_LEASES and self._checks.check(peer, message, now_ms) is not None:
             return
@@ -411,6 +416,11 @@ class SchedulerReplica:
         is_fresh = self._core is not None and self._is_fresh
         return is_fresh and type(message) in _OF_FRONTENDS and _is_frontend(peer)
 
+    def _note_unknown(self, peer: PeerId, message: AnyMessage) -> None:
+        is_unknown = peer not in self._frontends and _is_frontend(peer)
+        if is_unknown and isinstance(message, Ping | Pong) and len(self._unknown) < FRONTENDS_MAX:
+            self._unknown[peer] = message
+
     def _is_obeyed_by(self, ready: SliceReady) -> bool:
         return ready.epoch == self._election.epoch
 
@@ -432,12 +442,14 @@ class SchedulerReplica:
         if is_its_own and (peer in self._frontends or len(self._frontends) < FRONTENDS_MAX):
             self._frontends[peer] = hello
             self._silent.pop(peer, None)
+            self._unknown.pop(peer, None)
 
     def _lost(self, event: Lost, peer: PeerId, actions: list[ReplicaAction], now_ms: float) -> None:
         if _is_connected_to(peer):  # it is greeted until it hears it
             actions.append(self._hello(peer))
             return
         self.offences.forget(peer)
+        self._unknown.pop(peer, None)
         hello = self._frontends.pop(peer, None) or self._silent.pop(peer, None)
         if hello is not None and event.reason != CLOSED and len(self._silent) < FRONTENDS_MAX:
             self._silent[peer] = hello
@@ -589,6 +601,9 @@ class SchedulerReplica:
         self._also_heard = _LOOKED_AT
         for peer, hello in self._frontends.items():
             self._to_core(Heard(peer, hello), actions, now_ms)
+        unknown, self._unknown = self._unknown, {}
+        for peer, message in unknown.items():  # it sends them the directory, upon which they say hello
+            self._to_core(Heard(peer, message), actions, now_ms)
 
     def _to_core(self, event: Heard | Lost | Tick, actions: list[ReplicaAction], now_ms: float) -> None:
         assert self._core is not None, "asked before"

@@ -248,15 +248,26 @@ def test_a_frontend_that_was_only_silent_is_told_though_it_says_no_other_hello(w
     assert [type(message) for message in stage.cores[0].heard] == [NodeHello, FrontendHello]
 
 
-def test_one_whose_connection_was_closed_says_hello_again_or_is_gone() -> None:
+def test_one_whose_connection_was_closed_is_gone() -> None:
     stage = Stage()
     stage.hear(FRONTEND, HELLO)
     stage.replica.handle(Lost(FRONTEND, SILENT), 0.0)
     stage.replica.handle(Lost(FRONTEND, CLOSED), 0.0)
-    stage.hear(FRONTEND, Ping(1))
     stage.take_over()
     stage.node_hello()
     assert [type(message) for message in stage.cores[0].heard] == [NodeHello]
+
+
+def test_one_that_pings_without_a_hello_is_shown_to_the_core_once() -> None:
+    """Which sends it the directory, upon which it says hello: its next pings nobody shows."""
+    stage = Stage()
+    stage.hear(FRONTEND, Ping(1))
+    stage.hear(peer_id("frontend-1", BORN), Ping(1))
+    stage.replica.handle(Lost(peer_id("frontend-1", BORN), CLOSED), 0.0)
+    stage.take_over()
+    stage.hear(FRONTEND, Ping(2))
+    stage.node_hello()
+    assert stage.cores[0].heard[1:] == [Ping(2)]
 
 
 def test_a_lapsed_lease_is_noticed_before_anything_else_is_decided() -> None:
