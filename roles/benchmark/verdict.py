@@ -15,7 +15,7 @@ from policies.slo import BAD_RATE_ALLOWED
 from roles.applications.tally import StageTally
 from roles.benchmark.share import COLUMNS, STAGES, LoadRecord, asked_of
 from roles.config.cluster import ClusterConfig
-from roles.scheduler.settings import settings_from
+from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.workload.outcomes import (
     ApplicationOutcome,
     ModelOutcome,
@@ -47,10 +47,13 @@ class PlannedSlices:
     remark: str = ""
 
 
-def planned_slices(config: ClusterConfig) -> PlannedSlices:
-    """Plan as the cluster did. It may have been planned by what is not there any more, or not here: then that is a remark."""
+def planned_slices(config: ClusterConfig, settings: SchedulerSettings | None = None) -> PlannedSlices:
+    """Plan as the cluster did. It may have been planned by what is not there any more, or not here: then that is a remark.
+
+    `settings`: of the file's plan, where that is made already.
+    """
     try:
-        slices = settings_from(config).slices
+        slices = (settings or settings_from(config)).slices
     except (ConfigError, ProfileError) as error:
         return PlannedSlices({}, f"slices count as whole GPUs, as the file's plan cannot be made: {error}")
     places = _places(config)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from policies.slo import BAD_RATE_ALLOWED
 from roles.benchmark.run import run_load
 from roles.benchmark.share import LoadPlan, asked_of
+from roles.benchmark.verdict import planned_slices
 from roles.lab.goodput import Question
 from roles.simulator.simulation import COOLDOWN_SLOS
 
@@ -35,7 +36,8 @@ class LiveProbe:
         plan = LoadPlan(
             question.config, workload, self.targets, window.until_ms + cooldown_ms, self.processes, 0
         )
-        run = run_load(plan, window, lambda _: None)
+        planned = planned_slices(question.config, question.settings)
+        run = run_load(plan, window, lambda _: None, planned)
         if run.is_spoiled:
             self.on_late(total_rps, run.sender_late_p99_ms)
         return run.outcome.worst_bad_rate < BAD_RATE_ALLOWED
