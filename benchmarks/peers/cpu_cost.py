@@ -14,7 +14,7 @@ from typing import Final
 from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case
 from benchmarks.peers.measure import Contender, Effort
 from benchmarks.peers.sender import Load, Sender, Target, Verdict
-from benchmarks.stage import children, cpu_s
+from benchmarks.stage import CpuMeter, children
 from fabric.errors import FabricError
 
 CASE: Final = Case(devices=4, models=1, slo_ms=50.0, alpha_ms=0.02, beta_ms=2.0)
@@ -89,13 +89,13 @@ def _sent(sender: Sender, target: Target, rate_rps: float, effort: Effort) -> tu
     load = Load(
         target, CASE.model_names, rate_rps, CASE.slo_ms, effort.seeds[0], effort.window, PAYLOAD_FLOATS
     )
-    servers = _descendants(os.getpid()) - {sender.pid}
-    sender_before_s, servers_before_s = cpu_s(sender.pid), sum(map(cpu_s, servers))
+    meter = CpuMeter({str(pid): pid for pid in _descendants(os.getpid())})
+    meter.begin()
     verdict = sender.send(load)
-    sender_s = cpu_s(sender.pid) - sender_before_s
-    servers_s = sum(map(cpu_s, servers)) - servers_before_s
+    _, spent_s = meter.spent()
     requests = rate_rps * effort.window.until_ms / 1e3
-    return 1e6 * sender_s / requests, 1e6 * servers_s / requests, verdict
+    sender_us = 1e6 * spent_s.pop(str(sender.pid)) / requests
+    return sender_us, 1e6 * sum(spent_s.values()) / requests, verdict
 
 
 def _descendants(pid: int) -> set[int]:
