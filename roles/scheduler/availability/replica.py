@@ -524,7 +524,7 @@ class SchedulerReplica:
         return self._election.has_all or now_ms >= self._majority_at_ms + OTHERS_WITHIN_MS
 
     def _choose_heir(self, actions: list[ReplicaAction], now_ms: float) -> None:
-        """Of those that have the plan the first to which a majority of the agents is connected; in the end any."""
+        """Of those that have the plan the first that is electable; in the end any."""
         election, electorate = self._election, self._settings.electorate
         heirs = {
             peer: standby

@@ -6,6 +6,7 @@ import gc
 import select
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -171,13 +172,18 @@ def test_the_memory_of_a_model_is_given_back_when_it_goes(name: str) -> None:
         gc.unfreeze()
 
 
+def weight_of_a_load_that_failed(executor: ThreadExecutor) -> weakref.ref[torch.Tensor]:
+    executor.load_model(hosting("WeightyAndWrong"), 1)
+    failed = next_event(executor)
+    assert isinstance(failed, ModelLoaded)
+    assert failed.replica is None
+    (weight,) = models_for_tests.Weighty.made
+    return weight
+
+
 def test_the_memory_of_a_load_that_failed_is_given_back_whatever_is_loaded_next() -> None:
     with serving("Doubler") as (executor, _):
-        executor.load_model(hosting("WeightyAndWrong"), 1)
-        failed = next_event(executor)
-        assert isinstance(failed, ModelLoaded)
-        assert failed.replica is None
-        (weight,) = models_for_tests.Weighty.made
+        weight = weight_of_a_load_that_failed(executor)
         until(lambda: not any(one.name == "loading" for one in threading.enumerate()))
         executor.load_model(hosting("Echo"), 2)
         ready = next_event(executor)
@@ -200,11 +206,7 @@ def only_asked_to_collect() -> Iterator[None]:
 @pytest.mark.usefixtures("only_asked_to_collect")
 def test_the_memory_of_a_load_that_failed_is_given_back_though_nothing_else_is_loaded() -> None:
     with serving("Doubler") as (executor, _):
-        executor.load_model(hosting("WeightyAndWrong"), 1)
-        failed = next_event(executor)
-        assert isinstance(failed, ModelLoaded)
-        assert failed.replica is None
-        (weight,) = models_for_tests.Weighty.made
+        weight = weight_of_a_load_that_failed(executor)
         until(lambda: weight() is None)
 
 
