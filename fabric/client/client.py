@@ -319,6 +319,7 @@ class Client:
         self._check_loop()
         if len(self._pending) >= self._options.pending_max:
             raise Overloaded(f"{len(self._pending)} requests are pending on this client")
+        budget_ms = plain_budget(budget_ms)
         limit_ms = limit_ms_of(budget_ms, self._options)
         priority = checked_priority(priority)
         model_id = ModelId(checked_model(model))
@@ -329,7 +330,7 @@ class Client:
             raise self._disconnected()
         self._requests += 1
         number = self._requests
-        message = Infer(number, model_id, plain_budget(budget_ms), connection.way.planned_ms, priority)
+        message = Infer(number, model_id, budget_ms, connection.way.planned_ms, priority)
         future = self._pending[number] = _Awaited(self, message, tensors, now_ms, connection, self._loop)
         connection.awaited.add(number)
         self._retries.note_request()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -239,6 +241,32 @@ def test_too_many_bytes_are_refused_with_the_limit_and_its_name() -> None:
     reason = r"1,008 bytes of inputs; this client sends at most 1,000 a request \(payload_bytes_max\)"
     with pytest.raises(TooLarge, match=reason):
         checked_inputs({"x": np.zeros(126)}, small)
+
+
+FIRST = """
+import sys
+import numpy as np
+import fabric.tensors
+from fabric.client import ClientOptions
+from fabric.client.request_checks import checked_inputs
+
+before = set(sys.modules)
+checked_inputs({"x": np.zeros(3, np.float32), "file": b"bytes"}, ClientOptions())
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_nothing_is_imported_for_a_first_request() -> None:
+    """numpy imports its masked arrays, tens of milliseconds, where they are only mentioned."""
+    took = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert took.stdout.strip() == "[]", took.stderr
+
+
+def test_a_masked_array_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"input 'x' is a masked array; give its values"):
+        checked_inputs({"x": np.ma.array([1, 2], mask=[0, 1])}, OPTIONS)
 
 
 @pytest.mark.parametrize("model", [None, 3, b"echo", "m" * 600])
