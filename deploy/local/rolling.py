@@ -30,8 +30,6 @@ from roles.runtime.time_limits import is_looked_at_late
 
 ASK_LIMIT_MS: Final = 5_000.0
 HEAL_LIMIT_MS: Final = 180_000.0  # from its end on; with one large model a slice may take 150 s
-LOAD_LIMIT_MS: Final = AgentLimits().load_ms
-"""So much longer for each further model of a slice."""
 REST_MS: Final = 500.0
 ACTIVE: Final = "active"
 ENDS_MAX: Final = 3
@@ -52,7 +50,7 @@ class Health(Struct, frozen=True):
     @property
     def heal_limit_ms(self) -> float:
         """How long it may take to be so again, or one slice nearer to it."""
-        return HEAL_LIMIT_MS + (self.models_max - 1) * LOAD_LIMIT_MS
+        return HEAL_LIMIT_MS + AgentLimits().further_load_ms(self.models_max)
 
     @property
     def is_active(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
-from deploy.ssh.steps import Goods, Phase, Plan, Step, in_order, role_script, start_step
+from deploy.ssh.steps import Goods, Phase, Plan, Step, in_order, remembered, role_script, start_step
 from fabric.ids import AGENT_PREFIX, FRONTEND_PREFIX, SCHEDULER_PREFIX, role_id_of_node
 from roles.config.hosts import DeployConfig
 
@@ -105,11 +105,11 @@ def plan_leaving(
     taken_out: Mapping[str, HostFacts | Unreachable],
     inventory: Inventory,
     facts: Mapping[str, HostFacts | Unreachable],
-    addresses: Mapping[str, str],
+    goods: Goods,
 ) -> tuple[list[Step], dict[str, list[str]]]:
     """Hosts that the file does not have any more: drained while all serve, ended when nobody asks for them, then forgotten by the others.
 
-    The problems of those that cannot be reached come second; the others do not forget those. `addresses`: of the file's hosts.
+    The problems of those that cannot be reached come second; the others do not forget those.
     """
     steps: list[Step] = []
     problems: dict[str, list[str]] = {}
@@ -128,10 +128,13 @@ def plan_leaving(
         return steps, problems
     for wanted in inventory.hosts:
         told = facts[wanted.host]
-        if isinstance(told, HostFacts) and (set(told.addresses) | set(taken_out)) - set(addresses):
-            gone = ", ".join(sorted((set(told.addresses) | set(taken_out)) - set(addresses)))
-            request = {"do": "note", "state": {"addresses": dict(addresses)}}
-            steps.append(Step(wanted.host, Phase.FORGET, "forget", gone, request, needs=frozenset(needed)))
+        known = remembered(told, goods) if isinstance(told, HostFacts) else {}
+        gone = sorted(known.keys() - inventory.names)
+        if gone:
+            left = {host: address for host, address in known.items() if host in inventory.names}
+            request = {"do": "note", "state": {"addresses": left}}
+            step = Step(wanted.host, Phase.FORGET, "forget", ", ".join(gone), request)
+            steps.append(replace(step, needs=frozenset(needed)))
     return steps, problems
 
 

@@ -157,7 +157,9 @@ def _change(
     if result.status is None:
         reason = "; ".join(f"{host}: {problem}" for host, problem in result.failed.items())
         error = PeerLost if exit_code_of(found) == EXIT_UNREACHABLE else FabricError
-        raise error(f"the cluster is not up: {reason or '; '.join(result.problems)}")
+        # A cluster whose scheduler could not be reached, or prepared, may serve as before.
+        how = "nothing was started or ended" if result.is_untouched else "the cluster is not up"
+        raise error(f"{how}: {reason or '; '.join(result.problems)}")
     if not result.done and not result.failed:
         click.echo(NOTHING_TO_CHANGE, err=True)
     sys.exit(result.exit_code)

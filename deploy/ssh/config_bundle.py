@@ -98,6 +98,9 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
         ],
         "addresses": {host: addresses[host] for host in source.config.hosts if host in addresses},
     }
+    if source.config.shards > 1:  # dealt here: an agent's own line is to say where it belongs
+        for written, node in zip(document["cluster"]["nodes"], source.config.nodes, strict=True):
+            written["shard"] = node.shard
     if source.config.security.keys is not None:
         document["security"] = {"keys": KEYS}
     for model in document["models"]:
@@ -125,6 +128,7 @@ def _view(
 
     Only the scheduler reads of models and policies, for frontends and agents hear of them from it; workers are started in their
     agent's folder. So a model, a rate or a host more is no reason for these to start again. Applications are the frontends', with their glue.
+    Its ports are said, as they follow from how many roles come before it.
     """
     cluster = document["cluster"]
     if role.rank is Rank.SCHEDULER:
@@ -142,7 +146,7 @@ def _view(
     if role.rank is Rank.FRONTEND and document.get("applications"):
         rest |= {key: document[key] for key in _OF_APPLICATIONS if key in document}
     files = {Rank.AGENT: hashes, Rank.FRONTEND: glue}
-    return [{**rest, "cluster": own}, files.get(role.rank, {})]
+    return [{**rest, "cluster": own}, files.get(role.rank, {}), role.port, role.page]
 
 
 def _hash_of(value: Any) -> str:

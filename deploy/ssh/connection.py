@@ -24,6 +24,7 @@ from typing import Any, Final
 from deploy.ssh.on_host.system import MARK
 from deploy.ssh.steps import SentFile
 from fabric.errors import FabricError, PeerLost
+from fabric.keys import naming_path
 from roles.config.hosts import DeployConfig
 
 CONNECT_LIMIT_S: Final = 10
@@ -184,11 +185,12 @@ def _told(line: bytes) -> Mapping[str, Any]:
 
 
 def _content(file: SentFile) -> Iterator[bytes]:
+    """Raises ConfigError where it cannot be read any more."""
     if isinstance(file.source, bytes):
         yield file.source
         return
     left = file.size  # a file that has grown meanwhile is refused for its hash, and no later one is misread
-    with file.source.open("rb") as opened:
+    with naming_path(file.source), file.source.open("rb") as opened:
         while left and (chunk := opened.read(min(left, _CHUNK))):
             left -= len(chunk)
             yield chunk

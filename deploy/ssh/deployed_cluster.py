@@ -34,11 +34,10 @@ DRAIN_LIMIT_S: Final = ANSWER_LIMIT_MS / 1e3 + 60.0  # the command gives up befo
 DRAIN_TRIES: Final = 5
 READY_LIMIT_MS: Final = 900_000.0
 """Anew whenever one more slice is ready than ever; and longer where slices have several models."""
-LOAD_LIMIT_MS: Final = AgentLimits().load_ms
 READY_EVERY_S: Final = 0.5
 SAY_EVERY_MS: Final = 10_000.0
 
-TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
+_TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
 _NOBODY_SERVES: Final = (EXIT_UNREACHABLE, EXIT_NOT_STARTED)
 _NOTHING_DONE: Final = (EXIT_CONFIG, EXIT_FAILURE, *_NOBODY_SERVES)
 _UNKNOWN: Final = "UnknownGpu"
@@ -100,7 +99,7 @@ class DeployedCluster:
             if ready > ready_max:
                 ready_max, since_ms = ready, now_ms
             for one in slices:
-                limit_ms = max(limit_ms, READY_LIMIT_MS + (len(one["models"]) - 1) * LOAD_LIMIT_MS)
+                limit_ms = max(limit_ms, READY_LIMIT_MS + AgentLimits().further_load_ms(len(one["models"])))
             if now_ms >= say_at_ms:
                 say_at_ms = now_ms + SAY_EVERY_MS
                 say(self.active_host or self.inventory.scheduler_hosts[0], f"waits: {why}")
@@ -173,7 +172,7 @@ class DeployedCluster:
             if NOT_KNOWN in asked["said"]:
                 lost = FabricError(f"{host}: {asked['said']}")
                 continue
-            if not serves_nothing(asked):
+            if not _serves_nothing(asked):
                 self.active_host = host
                 return asked
             answers.append(asked)
@@ -215,14 +214,36 @@ class DeployedCluster:
             if asked["code"] in _NOTHING_DONE:
                 say(host, f"not drained before: {asked['said'] or 'it cannot be'}")
                 self._note_drained(host, noted)  # a change before this one may have drained it
-            elif asked["code"] not in TAKES_EFFECT:
+            elif asked["code"] not in _TAKES_EFFECT:
                 raise FabricError(f"whether {where} is drained is not known: {_end_of(asked)}")
+
+    def drain_for_good(self, host: str, say: Say) -> None:
+        """Take out of use the node of a host that the file does not have any more.
+
+        What is in use of it is noted there first, and so used again where the file has the host again before it has ended. Raises FabricError
+        where its slices did not move, or that is not known; where nobody serves, or knows it, there is nothing to move.
+        """
+        noted = self.drained.get(host, ())
+        try:
+            in_use = self._in_use(host)
+        except FabricError:  # nobody serves, or the drain is not heard of either
+            in_use = [host]
+        self._note_drained(host, {*noted, *in_use})
+        asked = self.ask_to_drain(host)
+        if asked["code"] in _NOTHING_DONE:
+            self._note_drained(host, noted)
+        if _serves_nothing(asked):
+            say(host, f"not drained: {asked['said']}")
+        elif asked["code"] not in _TAKES_EFFECT:
+            raise FabricError(
+                f"could not be drained: {_end_of(asked)}; no role was started or ended, run it again when it can be"
+            )
 
     def take_back(self, host: str) -> None:
         """Use again what was drained for a change, as far as it is still there. Raises FabricError where some of it stays drained."""
         for where in self.drained.get(host, ()):
             asked = self.ask_to_drain(where, "--back")
-            if asked["code"] not in TAKES_EFFECT and _UNKNOWN not in asked["said"]:
+            if asked["code"] not in _TAKES_EFFECT and _UNKNOWN not in asked["said"]:
                 # Not by hand: what is noted would stay so, and what an operator drains later be used again.
                 raise FabricError(f"{where} stays drained: {_end_of(asked)}; run it again")
             self._note_drained(host, {*self.drained[host]} - {where})
@@ -254,7 +275,7 @@ class DeployedCluster:
         return self.connections[host].ask(request, limit_s=limit_s + ASK_LIMIT_S)
 
 
-def serves_nothing(asked: Mapping[str, Any]) -> bool:
+def _serves_nothing(asked: Mapping[str, Any]) -> bool:
     """Whether `ask_to_drain` says that nobody serves, or that nobody has what was to be drained."""
     return asked["code"] in _NOBODY_SERVES or _UNKNOWN in asked["said"]
 

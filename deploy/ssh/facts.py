@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deploy.ssh.wheels import Wheel
 from fabric.errors import FabricError
 
 
@@ -21,7 +22,7 @@ class Running:
 class HostFacts:
     """One host. `is_there`: something of ours is on it. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
 
-    `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
+    `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `versions`: of each environment, the extras that it was installed with. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and somebody else has, by role id. `clock_off_ms`: how far its
     clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told. `now`: what it was last told to run; `served`: with what all its roles
     served last; `before`: what served before `now`. `drained`: what of its node a rolling change has taken out of use and not yet back: it, or GPUs of it.
     """
@@ -44,7 +45,7 @@ class HostFacts:
     has_driver: bool = False
     has_mps: bool = False
     wheels: Mapping[str, int] = field(default_factory=dict)
-    versions: Sequence[str] = ()
+    versions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     configs: Sequence[str] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +58,14 @@ class HostFacts:
     before: Running = Running()
     addresses: Mapping[str, str] = field(default_factory=dict)
     drained: Sequence[str] = ()
+
+    def has_installed(self, version: str, extras: Collection[str]) -> bool:
+        """Whether a version's environment is there, with these extras."""
+        return version in self.versions and set(extras) <= set(self.versions[version])
+
+    def lacks(self, wheel: Wheel) -> bool:
+        """Whether a wheel is not there, or not all of it."""
+        return self.wheels.get(wheel.name) != wheel.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,23 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleOnHost:
-    """One role. `principal`: whose key it has. `arguments`: of the `tenuto` command, in the folder of its configuration."""
+    """One role. `principal`: whose key it has. `arguments`: of the `tenuto` command, in the folder of its configuration.
+
+    `port`: others reach it there. `page`: the address of its page of metrics. Both may depend on which other roles there are.
+    """
 
     role_id: str
     rank: Rank
     principal: str
     arguments: tuple[str, ...]
     port: int | None = None
+    page: str | None = None
+
+    @property
+    def all_ports(self) -> list[int]:
+        """Those that the file gives it."""
+        page = 0 if self.page is None else int(self.page.rpartition(":")[2])
+        return [port for port in (self.port, page) if port]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ def inventory_of(config: ClusterConfig) -> Inventory:
 
 def _wanted(config: ClusterConfig, host: str) -> HostWanted:
     places, nodes = config.places, [node for node in config.nodes if node.host == host]
+    pages = {page.role_id: page.address for page in metrics_pages(config)}
     ports = places.ports(host)
     schedulers = [at for at, one in enumerate(places.schedulers) if one.host == host]
     frontends = [at for at, one in enumerate(places.frontends) if one.host == host]
@@ -101,6 +112,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                 Rank.AGENT,
                 principal_of_node(host),
                 ("node-agent", CONFIG_FILE, "--node", host),
+                page=pages.get(role_id_of_node(host)),
             )
             for _ in nodes
         ),
@@ -117,6 +129,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                     *(["--standby"] if places.schedulers[at].is_standby else []),
                 ),
                 places.schedulers[at].port,
+                pages.get(scheduler_id(at)),
             )
             for at in schedulers
         ),
@@ -127,6 +140,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                 FRONTEND,
                 ("frontend", CONFIG_FILE, "--index", str(at)),
                 ports.get(frontend_id(at)),
+                pages.get(frontend_id(at)),
             )
             for at in frontends
         ),
@@ -144,7 +158,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
         (
             *(("worker",) if is_real else ()),
             *(("plan",) if is_solved else ()),
-            *(("metrics",) if any(page.host == host for page in metrics_pages(config)) else ()),
+            *(("metrics",) if any(role.page is not None for role in roles) else ()),
         ),
         needs_driver=bool(on_cuda),
         needs_mps=any(node.mps for node in on_cuda),

@@ -38,7 +38,7 @@ def addresses_of(
     remembered: dict[str, str] = {}
     for one in facts.values():
         if isinstance(one, HostFacts):
-            remembered |= one.addresses
+            remembered |= {host: address for host, address in one.addresses.items() if address}
     found = {}
     for wanted in inventory.hosts:
         host, told = wanted.host, facts[wanted.host]
@@ -81,7 +81,7 @@ def plan_up(
         its_warnings = [*warnings_of_host(wanted, told), *warnings_of_election(inventory, wanted)]
         if its_warnings:
             warnings[wanted.host] = its_warnings
-    leaving, not_reached = plan_leaving(taken_out or {}, inventory, facts, goods.addresses)
+    leaving, not_reached = plan_leaving(taken_out or {}, inventory, facts, goods)
     steps.extend(leaving)
     return Plan(
         in_order(steps),
@@ -115,8 +115,7 @@ class _HostPlan:
     def steps(self) -> Iterator[Step]:
         """In the order of their doing."""
         facts = self._facts
-        has_version = self._run.version in facts.versions and facts.has_manager
-        if not has_version:
+        if not (facts.has_installed(self._run.version, self._wanted.extras) and facts.has_manager):
             yield from self._wheels()
             yield self._environment()
         if self._run.config not in facts.configs:
@@ -163,11 +162,7 @@ class _HostPlan:
         return Step(self._wanted.host, Phase.PREPARE, what, detail, own, tuple(files))
 
     def _wheels(self) -> Iterator[Step]:
-        missing = [
-            wheel
-            for wheel in self._goods.wheels[self._wanted.host]
-            if self._facts.wheels.get(wheel.name) != wheel.size
-        ]
+        missing = [wheel for wheel in self._goods.wheels[self._wanted.host] if self._facts.lacks(wheel)]
         if missing:
             files = [
                 SentFile(f"wheels/{one.name}", 0o600, one.path or one.content, one.size, one.sha256)
@@ -183,7 +178,7 @@ class _HostPlan:
         kept = [one.version for one in (self._facts.now, self._facts.served, self._facts.before)]
         request = {
             "version": version,
-            "requirement": f"tenuto{extras}=={version}",
+            "extras": self._wanted.extras,
             "is_offline": is_offline,
             "kept": [version, *kept],
         }

@@ -32,8 +32,8 @@ def problems_of_host(
     if abs(facts.clock_off_ms) > CLOCK_OFF_MS_MAX:
         ahead = "ahead of" if facts.clock_off_ms > 0 else "behind"
         yield f"its clock is {abs(facts.clock_off_ms) / 1e3:.1f} s {ahead} this host's: start an NTP client on it"
-    if goods.own.version not in facts.versions:
-        needed = _room_needed(wanted, goods, deploy)
+    if not facts.has_installed(goods.own.version, wanted.extras):
+        needed = _room_needed(wanted, facts, goods, deploy)
         if facts.free_bytes < needed:
             yield f"{megabytes(facts.free_bytes)} are free in {facts.base}; it needs {megabytes(needed)}: make room there"
     for role_id, holder in facts.taken.items():
@@ -80,7 +80,10 @@ def warnings_of_election(inventory: Inventory, wanted: HostWanted) -> Iterator[s
         )
 
 
-def _room_needed(wanted: HostWanted, goods: Goods, deploy: DeployConfig) -> int:
+def _room_needed(wanted: HostWanted, facts: HostFacts, goods: Goods, deploy: DeployConfig) -> int:
+    """Of an environment; of what it lacks, where it is there without an extra."""
+    there = facts.versions.get(goods.own.version)
     if deploy.wheelhouse is None:
-        return FREE_TORCH if "worker" in wanted.extras else FREE_ONLINE
-    return FREE_MIN + INSTALLED_TIMES * sum(wheel.size for wheel in goods.wheels[wanted.host])
+        return FREE_TORCH if "worker" in set(wanted.extras) - set(there or ()) else FREE_ONLINE
+    wheels = [wheel for wheel in goods.wheels[wanted.host] if there is None or facts.lacks(wheel)]
+    return FREE_MIN + INSTALLED_TIMES * sum(wheel.size for wheel in wheels)

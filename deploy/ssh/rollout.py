@@ -37,6 +37,9 @@ class Rollout:
         self.done: list[Step] = []
         self.left_out: list[Step] = []
         """What needs a host that has failed."""
+        self.is_untouched = True
+        """No step was begun that starts or ends a role."""
+        self._is_kept_from_draining = False
         self._drop_hopeless()
 
     def begin(self) -> Sequence[Step]:
@@ -49,7 +52,8 @@ class Rollout:
         if ended.problem:
             self.failed[ended.step.host] = ended.problem
             self._waiting = [step for step in self._waiting if step.host != ended.step.host]
-            if ended.step.phase is Phase.DRAIN or (self._is_rolling and ended.step.what == "start"):
+            self._is_kept_from_draining |= ended.step.phase is Phase.DRAIN
+            if self._is_kept_from_draining or (self._is_rolling and ended.step.what == "start"):
                 self._waiting = []
             if ended.step.phase is Phase.SCHEDULERS:  # the one that serves would not come up either
                 self._waiting = [
@@ -66,6 +70,12 @@ class Rollout:
     def is_over(self) -> bool:
         """Nothing is going on, and nothing more will."""
         return not self._going and not self._waiting
+
+    @property
+    def stay_drained(self) -> list[str]:
+        """Hosts that were drained beside one that could not be, and so are not ended."""
+        drained = [step.host for step in self.done if step.phase is Phase.DRAIN]
+        return drained if self._is_kept_from_draining else []
 
     @property
     def without_scheduler(self) -> set[str]:
@@ -85,6 +95,7 @@ class Rollout:
             if step.phase == phase and not is_busy and len(self._going) < at_once:
                 self._waiting.remove(step)
                 self._going.append(step)
+                self.is_untouched &= step.what not in ("start", "stop", "remove")
                 begun.append(step)
         return begun
 

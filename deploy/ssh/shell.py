@@ -12,7 +12,7 @@ from deploy.keys import remedy, trusted_in
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
-from deploy.ssh.deployed_cluster import ASK_LIMIT_S, TAKES_EFFECT, DeployedCluster, Say, serves_nothing
+from deploy.ssh.deployed_cluster import ASK_LIMIT_S, DeployedCluster, Say
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
 from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.plan import addresses_of, plan_up
@@ -22,7 +22,7 @@ from deploy.ssh.wheels import needed_wheels, own_wheel, wheels_in
 from fabric.clock import MonotonicClock, WallClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.ids import SCHEDULER_PREFIX
-from fabric.keys import TRUSTED_FILE, read_pair
+from fabric.keys import TRUSTED_FILE, naming_path, read_pair
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_PARTIAL, EXIT_UNREACHABLE
 
 FACTS_LIMIT_S: Final = 60.0
@@ -33,12 +33,13 @@ _LIMITS_S: Final = {"receive": CARRY_LIMIT_S, "environment": CARRY_LIMIT_S, "sta
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a rollout ended. `failed`: by host. `problems`: what the cluster does not serve."""
+    """How a rollout ended. `failed`: by host. `problems`: what the cluster does not serve. `is_untouched`: no role was started or ended."""
 
     done: Sequence[Step]
     failed: Mapping[str, str]
     status: Mapping[str, Any] | None
     problems: Sequence[str] = ()
+    is_untouched: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -111,7 +112,7 @@ class Deployment:
         """
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
         if plan.has_no_scheduler(rollout.without_scheduler):
-            return Result(rollout.done, rollout.failed, None)
+            return Result(rollout.done, rollout.failed, None, is_untouched=rollout.is_untouched)
         expected = self.cluster.schedulers(rollout.without_scheduler)
         status, problems = self.cluster.until_ready(rollout.failed, expected, say)
         if status is not None:
@@ -145,7 +146,7 @@ class Deployment:
             say(step.host, f"{head}: {step.detail}")
             try:
                 if step.phase is Phase.DRAIN:
-                    self._drain(step.host, say)
+                    self.cluster.drain_for_good(step.host, say)
                 elif step.phase is Phase.BACK:
                     self.cluster.take_back(step.host)
                 elif step.is_replacing and (is_rolling or self._is_taken_over(step)):
@@ -167,6 +168,11 @@ class Deployment:
             except BaseException:  # the threads are waited for
                 self.cluster.stop.set()
                 raise
+        for host in rollout.stay_drained:
+            say(
+                host,
+                "stays drained; the next `tenuto deploy up` ends it, or uses it again where the file has it",
+            )
         for step in rollout.left_out:
             missing = ", ".join(sorted(step.needs & rollout.failed.keys()))
             say(step.host, f"left out, as {missing} failed: {step.what}: {step.detail}")
@@ -180,16 +186,6 @@ class Deployment:
         """Whether another scheduler serves while this one starts again; then the next one waits until it stands by."""
         is_alone = len(self.source.config.places.schedulers) == 1
         return step.phase is Phase.SCHEDULERS and not is_alone
-
-    def _drain(self, host: str, say: Say) -> None:
-        """Raises FabricError where its slices did not move, or that is not known; where nobody serves, or knows it, there is nothing to move."""
-        drained = self.cluster.ask_to_drain(host)
-        if serves_nothing(drained):
-            say(host, f"not drained: {drained['said']}")
-        elif drained["code"] not in TAKES_EFFECT:
-            raise FabricError(
-                f"could not be drained: {drained['said']}; nothing else was changed, run it again when it can be"
-            )
 
     def _start_gently(self, step: Step, rollout: Rollout, say: Say) -> None:
         """Without its node's slices where it is an agent; over when every slice is ready or has failed.
@@ -240,7 +236,9 @@ class Deployment:
         }
         addresses = addresses_of(self.inventory, config.places.addresses, facts)
         carried = carried_config(self.source, addresses)
-        return Goods(own, wheels, carried, keys, addresses, taken_out), missing
+        # One that never answered has nothing of the cluster: its name may be a mistake.
+        members = {*taken_out, *(host for host, told in facts.items() if isinstance(told, HostFacts))}
+        return Goods(own, wheels, carried, keys, addresses, members), missing
 
     def facts(self) -> dict[str, HostFacts | Unreachable]:
         """What every host tells, or why it does not."""
@@ -248,12 +246,11 @@ class Deployment:
         self.cluster.silent = frozenset(
             host for host, told in found.items() if isinstance(told, Unreachable) and told.is_silent
         )
-        told_of = {host: told for host, told in found.items() if isinstance(told, HostFacts)}
-        self.cluster.drained = {host: told.drained for host, told in told_of.items()}
         self.cluster.scheduling = frozenset(
             host
-            for host, told in told_of.items()
-            if any(role_id.startswith(SCHEDULER_PREFIX) for role_id in told.roles)
+            for host, told in found.items()
+            if isinstance(told, HostFacts)
+            and any(role_id.startswith(SCHEDULER_PREFIX) for role_id in told.roles)
         )
         return found
 
@@ -271,7 +268,11 @@ class Deployment:
                 return Unreachable(str(error), isinstance(error, PeerLost))
 
         with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
-            return dict(zip(ports, pool.map(look, ports), strict=True))
+            found = dict(zip(ports, pool.map(look, ports), strict=True))
+        self.cluster.drained |= {
+            host: told.drained for host, told in found.items() if isinstance(told, HostFacts)
+        }
+        return found
 
     def _taken_out(
         self, facts: Mapping[str, HostFacts | Unreachable], forgotten: Collection[str] = ()
@@ -299,16 +300,17 @@ def _keys(folder: Path | None, inventory: Inventory) -> tuple[dict[str, bytes], 
     if folder is None:
         return keys, missing
     trusted = trusted_in(folder)
-    keys[TRUSTED_FILE] = (folder / TRUSTED_FILE).read_bytes()
+    with naming_path(folder / TRUSTED_FILE):
+        keys[TRUSTED_FILE] = (folder / TRUSTED_FILE).read_bytes()
     for wanted in inventory.hosts:
         for name in wanted.keys:
             try:
                 read_pair(folder / name)
+                with naming_path(folder / name):
+                    keys[name] = (folder / name).read_bytes()
             except ConfigError as error:
                 principal = name.removesuffix(".key").replace("node-", "node/", 1)
                 missing.setdefault(wanted.host, []).append(f"{error}{remedy(folder, principal, trusted)}")
-                continue
-            keys[name] = (folder / name).read_bytes()
     return keys, missing
 
 

@@ -25,15 +25,16 @@ class Phase(IntEnum):
 
     PREPARE = 0
     DRAIN = 1
-    AGENTS = 2
-    SCHEDULERS = 3
-    FRONTENDS = 4
-    BACK = 5
-    END_FRONTENDS = 6
-    END_AGENTS = 7
-    END_SCHEDULERS = 8
-    REMOVE = 9
-    FORGET = 10
+    UNITS = 2
+    AGENTS = 3
+    SCHEDULERS = 4
+    FRONTENDS = 5
+    BACK = 6
+    END_FRONTENDS = 7
+    END_AGENTS = 8
+    END_SCHEDULERS = 9
+    REMOVE = 10
+    FORGET = 11
 
 
 PHASE_OF: Final = {
@@ -84,7 +85,7 @@ class Step:
 class Goods:
     """What there is to carry. `wheels`: by host, those it needs, this Tenuto's first. `keys`: every key file here.
 
-    `addresses`: of the file's hosts; `taken_out`: hosts that the file does not have any more, and where something of the cluster may still be.
+    `addresses`: of the file's hosts, as far as they are known; `members`: hosts where something of the cluster is or may be, in the file or not.
     """
 
     own: OwnWheel
@@ -92,7 +93,7 @@ class Goods:
     config: CarriedConfig
     keys: Mapping[str, bytes]
     addresses: Mapping[str, str]
-    taken_out: Collection[str] = ()
+    members: Collection[str] = ()
 
     @property
     def key_hashes(self) -> dict[str, str]:
@@ -181,7 +182,7 @@ def start_step(
         "version": run.version,
         "config": run.config,
         "before": {"version": before.version, "config": before.config},
-        "addresses": {**goods.addresses, **dict.fromkeys(goods.taken_out, "")},
+        "addresses": remembered(facts, goods),
         "roles": [one.role_id for one in wanted.roles],
     }
     request = {
@@ -189,15 +190,21 @@ def start_step(
         "role_id": role.role_id,
         "script": script.text,
         "stamp": script.stamp,
+        "ports": role.all_ports,
         "state": state,
         "is_again": is_again,
     }
     if is_running:
         detail = f"{role.role_id} goes on; configuration {run.config} has the same for it"
-        return Step(wanted.host, Phase.PREPARE, "unit", detail, request)
+        return Step(wanted.host, Phase.UNITS, "unit", detail, request)
     is_replacing = bool(facts.roles.get(role.role_id))
     detail = f"{role.role_id} {why}"
     return Step(wanted.host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
+
+
+def remembered(facts: HostFacts, goods: Goods) -> dict[str, str]:
+    """What a host is to know of the cluster's hosts, those that left included: the address of each, empty where that is not known."""
+    return {**dict.fromkeys(goods.members, ""), **facts.addresses, **goods.addresses}
 
 
 def megabytes(size: float) -> str:

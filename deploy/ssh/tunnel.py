@@ -63,6 +63,8 @@ class _Forward:
         host, _, port = self.here.removeprefix(TCP).rpartition(":")
         # A connection would reach the role there, which counts one that says nothing as a stranger's.
         with socket.socket() as probe:
+            # So is ssh's own socket: neither is in the other's way before one listens.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, int(port)))
             except OSError:
@@ -127,8 +129,9 @@ def _forwarded(connection: HostConnection, forwards: Sequence[_Forward]) -> Iter
     command = [
         *connection.command_before_host(),
         "-T",
-        "-o",
-        "ExitOnForwardFailure=yes",
+        *("-o", "ExitOnForwardFailure=yes"),
+        # A connection of its own: one that is shared would keep the forwards when this process ends.
+        *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
         *(word for one in forwards for word in ("-L", one.option)),
         "--",
         connection.host,

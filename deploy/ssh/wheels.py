@@ -97,7 +97,7 @@ def wheels_in(folder: Path) -> list[Wheel]:
     for path in sorted(folder.glob("*.whl")):
         with naming_path(path), path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        wheels.append(Wheel(path.name, path.stat().st_size, sha256, path))
+            wheels.append(Wheel(path.name, path.stat().st_size, sha256, path))
     if not wheels:
         raise ConfigError(f"deploy.wheelhouse: there is no wheel in {folder}; fill it with `pip download -d`")
     return wheels

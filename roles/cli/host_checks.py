@@ -229,7 +229,15 @@ def gpus() -> Iterator[Finding]:
         return
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
-            yield _gpu(pynvml, index)
+            try:
+                yield _gpu(pynvml, index)
+            except pynvml.NVMLError as error:
+                yield Finding(
+                    f"gpu {index}",
+                    FAIL,
+                    f"the driver tells nothing of it: {error}",
+                    f"look for Xid errors in the kernel's log (dmesg); nvidia-smi -i {index} --gpu-reset when nobody uses it, or restart the host",
+                )
     finally:
         pynvml.nvmlShutdown()
     yield from mps()

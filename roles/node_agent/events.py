@@ -36,6 +36,10 @@ class AgentLimits(Struct, frozen=True):
     daemon_end_ms: float = 8_000.0
     client_end_ms: float = 5_000.0  # for a worker to leave its GPU through the daemon, before its signal
 
+    def further_load_ms(self, models: int) -> float:
+        """How much longer a slice may take to be ready that has so many models than one that has a single one."""
+        return max(0, models - 1) * self.load_ms
+
 
 class SharingPlan(Struct, frozen=True):
     """How a GPU should be shared. `mode`: mps | time-sharing | mig; `reason` says why not mps, or no shares."""

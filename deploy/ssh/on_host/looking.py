@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.ssh.on_host.folders import Place, existing, living_pid, read_object
+from deploy.ssh.on_host.folders import Place, existing, living_pid, read_object, read_text
 from deploy.ssh.on_host.managers import Systemd, manager_of
 
 COMPLETE = ".complete"
@@ -53,7 +53,9 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         "has_driver": Path("/proc/driver/nvidia/version").exists(),
         "has_mps": shutil.which("nvidia-cuda-mps-control") is not None,
         "wheels": {path.name: path.stat().st_size for path in (base / "wheels").glob("*.whl")},
-        "versions": sorted(path.parent.name for path in (base / "versions").glob(f"*/{COMPLETE}")),
+        "versions": {
+            path.parent.name: sorted(extras_in(path)) for path in (base / "versions").glob(f"*/{COMPLETE}")
+        },
         "configs": sorted(path.parent.name for path in (base / "configs").glob(f"*/{COMPLETE}")),
         "keys": {path.name: sha256_of(path) for path in (base / "keys").glob("*") if path.is_file()},
         "roles": {one: place.started_as(one) if one in running else "" for one in known},
@@ -72,6 +74,11 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         "state": state,
         "served": place.served,
     }
+
+
+def extras_in(complete: Path) -> set[str]:
+    """What the mark of an environment says that it was installed with; nothing where there is none."""
+    return set(read_text(complete).split())
 
 
 def own_address(interface: str | None) -> str | None:

@@ -27,7 +27,7 @@ from deploy.ssh.on_host.folders import (
     refuse_others_base,
 )
 from deploy.ssh.on_host.logs import LogReader
-from deploy.ssh.on_host.looking import COMPLETE, facts
+from deploy.ssh.on_host.looking import COMPLETE, extras_in, facts, port_holder
 from deploy.ssh.on_host.managers import Supervisor, manager_of
 from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
@@ -79,14 +79,9 @@ def receive(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
-    """A virtual environment for one version, beside those that are there."""
-    folder = place.version(request["version"])
-    if (folder / COMPLETE).exists():
-        return {}
-    shutil.rmtree(folder, ignore_errors=True)
-    say("makes an environment")
-    run([sys.executable, "-P", "-m", "venv", str(folder)], INSTALL_LIMIT_S)
-    say("installs")
+    """A virtual environment for one version with these extras at least, beside those that are there; and what keeps roles alive."""
+    folder, extras = place.version(request["version"]), set(request["extras"])
+    complete = folder / COMPLETE
     pip = [
         str(folder / "bin/python"),
         "-P",
@@ -98,13 +93,20 @@ def environment(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         "--no-input",
     ]
     links = ["--find-links", str(place.base / "wheels"), *(["--no-index"] if request["is_offline"] else [])]
-    run([*pip, *links, request["requirement"]], INSTALL_LIMIT_S)
+    if not complete.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        say("makes an environment")
+        run([sys.executable, "-P", "-m", "venv", str(folder)], INSTALL_LIMIT_S)
+    if not complete.exists() or not extras <= extras_in(complete):
+        say("installs")
+        named = f"[{','.join(sorted(extras))}]" if extras else ""
+        run([*pip, *links, f"tenuto{named}=={request['version']}"], INSTALL_LIMIT_S)
+        write_whole(complete, " ".join(sorted(extras | extras_in(complete))).encode(), 0o600)
     if isinstance(manager_of(place), Supervisor) and not (place.base / "supervisor/lib/supervisor").is_dir():
         draft = place.base / "supervisor/lib.part"
         shutil.rmtree(draft, ignore_errors=True)
         run([*pip, *links, "--target", str(draft), "supervisor"], INSTALL_LIMIT_S)
         draft.replace(place.base / "supervisor/lib")
-    (folder / COMPLETE).touch()
     kept = {*request["kept"], *place.in_use("versions")}
     prune(place.base / "versions", kept)
     for path in (place.base / "wheels").glob("tenuto-*.whl"):
@@ -142,6 +144,7 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     log = place.log(role_id)
     said_before = log.stat().st_size if log.exists() else 0
     before = place.run_file(role_id).get("pid")
+    make_way(place, request)
     manager.write(role_id)
     manager.start(role_id)
 
@@ -159,6 +162,16 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         raise Refused(f"{role_id} did not start: {last_words(log, said_before)}") from None
     write_state(place, request["state"])
     return {"started": True}
+
+
+def make_way(place: Place, request: Mapping[str, Any]) -> None:
+    """End a role that is at a port which another one has by now: it is at another, or not here, when its own turn comes."""
+    manager = manager_of(place)
+    holders = {port_holder(port)[1] for port in request["ports"]} - {0}
+    for other in sorted(manager.running() - {request["role_id"]}) if holders else ():
+        if living_pid(place.run_file(other)) in holders:
+            say(f"ends {other}, which is at a port of it")
+            manager.stop(other)
 
 
 def write_state(place: Place, state: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from deploy.local.events import (
 from deploy.local.rolling import (
     ASK_LIMIT_MS,
     HEAL_LIMIT_MS,
-    LOAD_LIMIT_MS,
     REST_MS,
     Health,
     health_of,
@@ -38,6 +37,7 @@ from fabric.messages import (
     SliceState,
     StatusListed,
 )
+from roles.node_agent.events import AgentLimits
 from roles.runtime.core import Tick
 from roles.runtime.process_events import ProcessExited, StopAsked
 
@@ -138,7 +138,7 @@ def test_a_role_has_the_time_in_which_a_worker_may_load_all_models_of_a_slice(ta
     before = Health(True, 1, 0, models_max=3)
     up = gone(before)
     up.feed(RoleReported("node-a", replace(before, slices_ready=0)))
-    up.wait(min(takes_ms, HEAL_LIMIT_MS + 2 * LOAD_LIMIT_MS))
+    up.wait(min(takes_ms, HEAL_LIMIT_MS + 2 * AgentLimits().load_ms))
     up.feed(RoleReported("node-a", before))
     up.wait(REST_MS)
     is_late = takes_ms == 1_000_000.0

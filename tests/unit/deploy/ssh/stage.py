@@ -12,7 +12,7 @@ from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import Inventory, inventory_of
 from deploy.ssh.on_host.system import sha256
 from deploy.ssh.plan import addresses_of, plan_up
-from deploy.ssh.steps import Goods, Phase, Plan, Step
+from deploy.ssh.steps import Goods, Plan, Step
 from deploy.ssh.wheels import OwnWheel, Wheel
 from fabric.keys import TRUSTED_FILE
 from roles.config.read_config import parse_config
@@ -88,7 +88,7 @@ class Stage:
             carried_config(self.source, addresses),
             self.keys,
             addresses,
-            self.left.keys(),
+            {*self.left, *(host for host, told in self.facts.items() if isinstance(told, HostFacts))},
         )
 
     def plan(self) -> Plan:
@@ -109,13 +109,13 @@ class Stage:
             self.do(step)
 
     def do(self, step: Step) -> None:
-        if step.phase is Phase.DRAIN:
-            return
         if step.host in self.left:
             told = self.left[step.host]
             assert isinstance(told, HostFacts)
             if step.what == "remove":
                 self.left[step.host] = replace(told, is_there=False, roles={})
+            elif step.what == "drain":
+                self.left[step.host] = replace(told, drained=(step.host,))
             return
         told, request = self.facts[step.host], step.request
         assert isinstance(told, HostFacts)
@@ -124,7 +124,12 @@ class Stage:
                 wheels = {file.path.removeprefix("wheels/"): file.size for file in step.files}
                 self.changed(step.host, wheels={**told.wheels, **wheels})
             case "environment":
-                self.changed(step.host, versions=[*told.versions, request["version"]], has_manager=True)
+                version = request["version"]
+                extras = {*told.versions.get(version, ()), *request["extras"]}
+                versions = {**told.versions, version: sorted(extras)}
+                self.changed(step.host, versions=versions, has_manager=True)
+            case "drain":
+                self.changed(step.host, drained=(step.host,))
             case "configuration":
                 name = request["complete"].removeprefix("configs/")
                 (views,) = [file.source for file in step.files if file.path.endswith("/views.json")]

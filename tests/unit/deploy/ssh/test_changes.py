@@ -16,6 +16,7 @@ from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
 from deploy.ssh.shell import Deployment, Result, exit_code_of
 from deploy.ssh.steps import Plan
+from fabric.errors import FabricError
 from roles.runtime.exit_codes import EXIT_PARTIAL
 from tests.unit.deploy.ssh.stage import MODEL, Stage, lines
 
@@ -117,7 +118,7 @@ def test_a_rollback_with_nothing_before_it_is_a_problem(stage: Stage) -> None:
     assert rollback(stage).problems == {"g1": problem, "g2": problem, "head": problem}
     stage.version = "0.2.0+def"
     stage.done(stage.plan())
-    stage.changed("g2", versions=["0.2.0+def"])
+    stage.changed("g2", versions={"0.2.0+def": []})
     assert [line.partition(" with")[0] for line in rollback(stage).problems["g2"]] == ["0.1.0+abc"]
 
 
@@ -336,6 +337,23 @@ def test_an_end_of_nothing_is_said_as_such(
     (tmp_path / "c.yaml").touch()
     result = CliRunner().invoke(deploy, ["down", str(tmp_path / "c.yaml"), *words])
     assert (result.exit_code, result.output) == (0, "nothing to do: there is nothing of it on any host\n")
+
+
+@pytest.mark.parametrize(
+    ("is_untouched", "how"), [(True, "nothing was started or ended"), (False, "the cluster is not up")]
+)
+def test_a_change_that_reached_no_scheduler_does_not_say_that_the_cluster_is_not_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, *, is_untouched: bool
+) -> None:
+    plan = Plan((), {"a": ["does not answer"]}, {}, ("a", "b"), ("a",), frozenset({"a"}))
+    deployment = mock.Mock(plan=lambda _: plan)
+    deployment.source.is_changed = False
+    deployment.carry_out.return_value = Result((), {"a": "does not answer"}, None, is_untouched=is_untouched)
+    monkeypatch.setattr(Deployment, "of", lambda _: deployment)
+    (tmp_path / "c.yaml").touch()
+    result = CliRunner().invoke(deploy, ["up", str(tmp_path / "c.yaml")])
+    assert isinstance(result.exception, FabricError)
+    assert str(result.exception) == f"{how}: a: does not answer"
 
 
 @pytest.mark.parametrize("ago", ["5", "m", "-1s", "9999999s", "1w"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,13 +11,14 @@ import pytest
 from deploy.ssh import deployed_cluster
 from deploy.ssh.changes import plan_restart
 from deploy.ssh.connection import HostConnection
-from deploy.ssh.deployed_cluster import LOAD_LIMIT_MS, READY_LIMIT_MS, DeployedCluster
+from deploy.ssh.deployed_cluster import READY_LIMIT_MS, DeployedCluster
 from deploy.ssh.shell import Deployment, Result
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import SliceId
 from fabric.messages import SliceReport, SliceState
 from roles.cli.json_output import as_plain
+from roles.node_agent.events import AgentLimits
 from roles.runtime.exit_codes import (
     EXIT_CONFIG,
     EXIT_DEFECT,
@@ -287,7 +289,7 @@ def test_a_cluster_is_waited_for_as_long_as_a_worker_may_take_to_load_all_models
     found = cluster_of(stage, head=Told(*[loading(8)] * looks, loading(8, ready=1)), g2=Told(STANDS_BY))
     assert found.until_ready((), ["scheduler-0"], lambda *_: None)[0] is not None
     never = cluster_of(stage, head=Told(loading(8)), g2=Told(STANDS_BY))
-    limit_s = (READY_LIMIT_MS + 7 * LOAD_LIMIT_MS) / 1e3
+    limit_s = (READY_LIMIT_MS + 7 * AgentLimits().load_ms) / 1e3
     why = f"nothing more became ready within {limit_s:g} s: g1/gpu0/0 are not ready"
     assert never.until_ready((), ["scheduler-0"], lambda *_: None) == (None, [why])
 
@@ -451,6 +453,96 @@ def test_a_node_that_leaves_is_ended_only_where_it_is_known_to_serve_nothing(
     result = Deployment(stage.source, cluster).carry_out(plan, lambda *_: None)
     assert ("stop node-g1" in hosts.asked) == is_ended
     assert list(result.failed) == ([] if is_ended else ["g1"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "noted"),
+    [
+        (DONE, ["g1"]),
+        (said(EXIT_PARTIAL, ""), ["g1"]),
+        (FELL_SILENT, ["g1"]),
+        (said(EXIT_CONFIG, "InvalidConfig: no GPU would be left"), []),
+        (said(EXIT_FAILURE, "rolled back"), []),
+        (said(EXIT_UNREACHABLE, "no cluster runs here"), []),
+    ],
+)
+@pytest.mark.parametrize("is_drained_before", [True, False])
+def test_what_is_drained_for_good_is_noted_on_its_host_until_that_has_ended(
+    answer: Mapping[str, Any], noted: list[str], *, is_drained_before: bool
+) -> None:
+    """Where another host cannot be drained it is not ended, and a file that has it again uses it again."""
+    stage = Stage()
+    hosts = Hosts({"drain g1": answer})
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    cluster.drained = {"g1": ["g1"]} if is_drained_before else {}
+    with contextlib.suppress(FabricError):
+        cluster.drain_for_good("g1", lambda *_: None)
+    assert hosts.noted == {"g1": ["g1"] if is_drained_before else noted}
+
+
+def test_what_an_operator_keeps_out_of_use_is_not_noted_as_drained_for_good() -> None:
+    hosts = Hosts({})
+    answer = hosts.status["answer"]
+    answer["gpus"] = [{"node_id": "g1"}, {"node_id": "g1"}, {"node_id": "g2"}]
+    answer["plan"]["drained"] = [{"node_id": "g1", "gpu": 0}]
+    stage = Stage()
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    cluster.drain_for_good("g1", lambda *_: None)
+    assert (hosts.asked, hosts.noted) == (["drain g1"], {"g1": ["g1/gpu1"]})
+
+
+def test_hosts_that_stay_drained_beside_one_that_could_not_be_are_said() -> None:
+    stage = Stage(cluster={**CLUSTER, "frontends": [{"host": "head"}]})
+    stage.done(stage.plan())
+    stage.document = {
+        **stage.document,
+        "cluster": {**CLUSTER, "nodes": [{"host": "head", "gpus": 1}], "frontends": [{"host": "head"}]},
+    }
+    stage.keys["node-head.key"] = b"head"
+    for host in ("g1", "g2"):
+        stage.left[host] = stage.facts.pop(host)
+    hosts = Hosts({"drain g2": said(EXIT_CONFIG, "InvalidConfig: no GPU would be left")})
+    hosts.status = says("scheduler-0", slices=("g1/gpu0/0", "g2/gpu0/0", "head/gpu0/0"))
+    plan = stage.plan()
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in plan.hosts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    said_of: dict[str, str] = {}
+    result = Deployment(stage.source, cluster).carry_out(plan, said_of.__setitem__)
+    assert said_of["g1"].startswith("stays drained")
+    assert list(result.failed) == ["g2"]
+    assert hosts.noted == {"g1": ["g1"], "g2": []}
+    assert not [one for one in hosts.asked if one.startswith(("start", "stop"))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_untouched"),
+    [
+        ({"receive": FabricError("no room")}, True),
+        ({"start scheduler-0": FabricError("it ends at once")}, False),
+    ],
+)
+def test_whether_a_role_was_started_or_ended_is_told_where_no_scheduler_can_be(
+    answers: Mapping[str, FabricError], *, is_untouched: bool
+) -> None:
+    """A cluster whose scheduler's host could not be prepared may serve as before."""
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "models": [{**MODEL, "slo_ms": 40}]}
+    hosts = Hosts(answers)
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    result = Deployment(stage.source, cluster).carry_out(stage.plan(), lambda *_: None)
+    assert (result.status, result.is_untouched) == (None, is_untouched)
 
 
 def test_a_scheduler_whose_place_is_not_free_is_said_and_not_waited_for() -> None:

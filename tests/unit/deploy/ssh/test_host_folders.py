@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
+from unittest import mock
 
 import pytest
 
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place
-from deploy.ssh.on_host.looking import COMPLETE
-from deploy.ssh.on_host.requests import alone, environment, note, remove, start, write_state
+from deploy.ssh.on_host.looking import COMPLETE, facts
+from deploy.ssh.on_host.requests import alone, environment, make_way, note, remove, start, write_state
 from deploy.ssh.on_host.system import MARK, Refused
 
 ROLES = ("node-a", "frontend-0")
@@ -78,7 +79,7 @@ def test_nothing_goes_that_a_role_is_started_with(place: Place, monkeypatch: pyt
         (place.base / f"wheels/tenuto-{version}-py3-none-any.whl").touch()
     put(place, "frontend-0", "1", serves=True)
     put(place, "node-a", "3", serves=False)
-    request = {"version": "4", "requirement": "tenuto==4", "is_offline": True, "kept": ["4"]}
+    request = {"version": "4", "extras": [], "is_offline": True, "kept": ["4"]}
     monkeypatch.setattr(
         requests, "run", lambda *_, **__: (place.version("4") / "bin").mkdir(parents=True, exist_ok=True)
     )
@@ -87,6 +88,66 @@ def test_nothing_goes_that_a_role_is_started_with(place: Place, monkeypatch: pyt
     assert {path.name.split("-")[1] for path in (place.base / "wheels").iterdir()} == {"1", "3", "4"}
     assert (place.version("4") / COMPLETE).exists()
     assert place.in_use("configs") >= {"c1", "c3"}
+
+
+def installing(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is run from now on, as far as it says what it makes or installs."""
+    ran: list[str] = []
+
+    def run(command: Sequence[str], *_: object, **__: object) -> None:
+        if "venv" in command:
+            (place.version("4") / "bin").mkdir(parents=True)
+        if "--target" in command:
+            Path(command[command.index("--target") + 1], "supervisor").mkdir(parents=True)
+        ran.append("venv" if "venv" in command else command[-1])
+
+    monkeypatch.setattr(requests, "run", run)
+    return ran
+
+
+def test_an_environment_gets_the_extras_that_it_lacks_and_keeps_those_it_has(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = installing(place, monkeypatch)
+    request = {"version": "4", "is_offline": True, "kept": ["4"]}
+    for extras in (["worker"], ["worker"], ["metrics"], ["metrics", "worker"], []):
+        environment(place, {**request, "extras": extras})
+    assert ran == ["venv", "tenuto[worker]==4", "tenuto[metrics]==4"]
+    told = facts(place, {"ports": {}})
+    assert told["versions"] == {"4": ["metrics", "worker"]}
+
+
+def test_what_keeps_roles_alive_is_installed_though_the_environment_is_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `deploy.units` was changed."""
+    ran = installing(place, monkeypatch)
+    request = {"version": "4", "extras": [], "is_offline": True, "kept": ["4"]}
+    environment(place, request)
+    supervised = Place({"host": "a", "directory": ".t", "units": "supervisor"})
+    assert not facts(supervised, {"ports": {}})["has_manager"]
+    environment(supervised, request)
+    environment(supervised, request)
+    assert ran == ["venv", "tenuto==4", "supervisor"]
+    assert facts(supervised, {"ports": {}})["has_manager"]
+
+
+def test_who_is_at_a_port_that_another_role_has_by_now_ends_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of metrics are on the ports above each other: with one role less the next ones move down, agents first."""
+    put(place, "frontend-0", "1", serves=True)  # in this process
+    put(place, "node-a", "1", serves=False)
+    manager = mock.Mock()
+    manager.running.return_value = {"frontend-0", "node-a"}
+    monkeypatch.setattr(requests, "manager_of", lambda _: manager)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        make_way(place, {"role_id": "frontend-0", "ports": [port]})
+        make_way(place, {"role_id": "node-a", "ports": [1]})
+        manager.stop.assert_not_called()
+        make_way(place, {"role_id": "node-a", "ports": [1, port]})
+    manager.stop.assert_called_once_with("frontend-0")
 
 
 def test_a_folder_that_a_process_runs_in_is_in_use_whatever_its_script_says_by_now(

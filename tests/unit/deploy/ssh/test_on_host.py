@@ -19,6 +19,7 @@ from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place, file_system
 from deploy.ssh.on_host.looking import facts, port_holder
 from deploy.ssh.on_host.system import MARK, Refused, sha256
+from deploy.ssh.steps import SentFile
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.config.hosts import DeployConfig
 from roles.config.read_config import parse_config
@@ -38,7 +39,7 @@ def asked(**request: Any) -> dict[str, Any]:
 def test_a_host_tells_what_it_is_and_changes_nothing(place: Place, tmp_path: Path) -> None:
     told = facts(place, {"ports": {"scheduler-0": 1}, "interface": "lo"})
     found = facts_from(json.loads(json.dumps(told)), told["time_ms"] - 1, told["time_ms"] + 1)
-    assert (found.address, found.clock_off_ms, found.taken, found.versions) == ("127.0.0.1", 0.0, {}, [])
+    assert (found.address, found.clock_off_ms, found.taken, found.versions) == ("127.0.0.1", 0.0, {}, {})
     assert found.base == f"{tmp_path}/.t/a"
     assert list(tmp_path.iterdir()) == []
     for off_ms in (5_000.0, -5_000.0):
@@ -200,6 +201,21 @@ def test_a_line_that_cannot_be_understood_is_no_answer(
     with pytest.raises(error) as caught:
         HostConnection("a", DeployConfig()).ask({"do": "facts"})
     assert line in str(caught.value)
+
+
+def test_a_file_that_has_gone_before_it_was_sent_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "ssh"
+    fake.write_text("#!/bin/sh\nexec cat > /dev/null\n")
+    fake.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"abc")
+    file = SentFile.of("configs/c/files/weights.bin", weights)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"weights\.bin: no such file"):
+        HostConnection("a", DeployConfig()).ask({"do": "receive"}, [file])
 
 
 def test_a_host_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.ssh.changes import plan_restart, plan_rollback
 from deploy.ssh.config_bundle import carried_config
 from deploy.ssh.facts import HostFacts, Unreachable
 from deploy.ssh.inventory import CONFIG_FILE, inventory_of
@@ -154,7 +155,7 @@ def test_a_role_that_moves_serves_until_its_new_host_is_prepared(case: str) -> N
     stage = Stage()
     stage.done(stage.plan())
     stage.document = {**stage.document, "cluster": {**CLUSTER, **changed}}
-    steps = [step for step in stage.plan().steps if step.phase is not Phase.PREPARE]
+    steps = [step for step in stage.plan().steps if step.phase not in (Phase.PREPARE, Phase.UNITS)]
     assert [
         f"{step.phase.name:10} {step.host:4} {step.what} {step.detail.split(':')[0].split()[0]}"
         for step in steps
@@ -340,6 +341,135 @@ def test_what_a_change_without_an_end_left_drained_is_used_again() -> None:
     assert stage.plan().steps == ()
 
 
+def with_nodes(*hosts: str, **cluster: Any) -> Stage:
+    """A cluster that is up, with these nodes of two GPUs each, and all else on `head`."""
+    nodes = [{"host": host, "gpus": 2} for host in hosts]
+    places = {"nodes": nodes, "schedulers": [{"host": "head"}], "frontends": [{"host": "head"}]}
+    stage = Stage(models=[MODEL, {**MODEL, "name": "n"}], cluster={**places, **cluster})
+    bare = stage.facts["g2"]
+    assert isinstance(bare, HostFacts)
+    for at, host in enumerate(hosts):
+        stage.facts[host] = replace(bare, base=f"/home/u/.tenuto/{host}", address=f"10.0.1.{at}")
+        stage.keys[f"node-{host}.key"] = host.encode()
+    stage.done(stage.plan())
+    return stage
+
+
+def test_hosts_that_were_drained_beside_one_that_could_not_be_are_used_again() -> None:
+    """And no host was told of the file without them: a restart would go by it."""
+    stage = with_nodes("g1", "g2", "g3")
+    before, served = stage.document, stage.goods.config.name
+    stage.take_out("g1")
+    stage.take_out("g2")
+    rollout = Rollout(stage.plan())
+    going = list(rollout.begin())
+    while going:
+        step = going.pop(0)
+        is_refused = (step.host, step.what) == ("g2", "drain")
+        if not is_refused:
+            stage.do(step)
+        going += rollout.handle(Ended(step, "no GPU would be left" if is_refused else ""))
+    assert rollout.stay_drained == ["g1"]
+    assert rollout.is_untouched
+    assert {told.now.config for told in stage.facts.values() if isinstance(told, HostFacts)} == {served}
+    stage.document = before
+    stage.facts |= stage.left
+    stage.left.clear()
+    steps = [(step.host, step.what) for step in stage.plan().steps]
+    assert steps == [("g1", "back")]
+
+
+def test_a_node_that_a_host_less_moves_to_another_shard_starts_again_there() -> None:
+    """Its agent speaks to the schedulers of its shard alone, and its own line of the file says nothing of that."""
+    schedulers = [{"host": "head", "shard": 0}, {"host": "head", "shard": 1, "port": 5549}]
+    hosts = [f"g{at}" for at in range(1, 6)]
+    stage = with_nodes(*hosts, schedulers=schedulers, shards=2)
+    before = {node.host: node.shard for node in stage.source.config.nodes}
+    stage.take_out("g1")
+    after = {node.host: node.shard for node in stage.source.config.nodes}
+    moved = {f"node-{host}" for host, shard in after.items() if shard != before[host]}
+    assert moved, "the case"
+    started = {step.request["role_id"] for step in stage.plan().steps if step.what == "start"}
+    assert started == {*moved, "scheduler-0", "scheduler-1"}
+
+
+PAGES: dict[str, tuple[list[str], list[str], set[str]]] = {
+    "a frontend more": (["head", "g1"], ["head", "g1", "g2"], {"node-g1", "node-g2", "frontend-2"}),
+    "a frontend less": (["head", "g1"], ["head"], {"node-g1", "node-g2"}),
+    "none": (["head", "g1"], ["head", "g2"], {"frontend-1"}),
+}
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_a_role_whose_page_of_metrics_gets_another_port_starts_again(case: str) -> None:
+    before, after, started = PAGES[case]
+    stage = Stage(
+        cluster={**CLUSTER, "frontends": [{"host": host} for host in before]},
+        listen={"metrics": "10.0.0.1:8002"},
+    )
+    stage.done(stage.plan())
+    stage.document = {
+        **stage.document,
+        "cluster": {**CLUSTER, "frontends": [{"host": host} for host in after]},
+    }
+    plan = stage.plan()
+    assert {step.request["role_id"] for step in plan.steps if step.what == "start"} == {
+        *started,
+        "scheduler-0",
+    }
+    ports = {step.request["role_id"]: step.request["ports"] for step in plan.steps if step.what == "start"}
+    assert ports["scheduler-0"] == [5550, 8002]
+    if case == "a frontend more":
+        assert (ports["frontend-2"], ports["node-g1"]) == ([5555, 8005], [8006])
+    stage.done(plan)
+    assert stage.plan().steps == ()
+
+
+def test_a_frontend_that_is_another_one_of_its_host_by_now_starts_again_at_its_port() -> None:
+    """A host's first one is at the usual port, the next one above: which it is depends on those before it in the file."""
+    stage = Stage(cluster={**CLUSTER, "frontends": [{"host": "g1"}, {"host": "g1"}, {"host": "head"}]})
+    stage.done(stage.plan())
+    frontends = [{"host": "head"}, {"host": "g1"}, {"host": "g1"}]
+    stage.document = {**stage.document, "cluster": {**CLUSTER, "frontends": frontends}}
+    ports = {
+        step.request["role_id"]: step.request["ports"]
+        for step in stage.plan().steps
+        if step.what == "start" and step.request["role_id"].startswith("frontend")
+    }
+    assert ports == {"frontend-0": [5555], "frontend-1": [5555], "frontend-2": [5556]}
+
+
+def test_an_extra_that_the_file_comes_to_need_is_installed_before_its_roles_start_again() -> None:
+    """With the same Tenuto: the environment's name is that of the version, whatever is installed there."""
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "listen": {"metrics": "10.0.0.1:8002"}}
+    plan = stage.plan()
+    installed = [line[11:] for line in lines(plan).splitlines() if " environment " in line]
+    assert installed == [
+        f"{host:4} environment   tenuto[{extras}] 0.1.0+abc, from the wheels it has"
+        for host, extras in (("g1", "worker,metrics"), ("g2", "metrics"), ("head", "metrics"))
+    ]
+    assert {step.request["role_id"] for step in plan.steps if step.what == "start"} >= {
+        "scheduler-0",
+        "node-g2",
+    }
+    stage.done(plan)
+    assert stage.plan().steps == ()
+    del stage.document["listen"]
+    assert "environment" not in {step.what for step in stage.plan().steps}, "one too many is no matter"
+
+
+def test_an_extra_needs_the_room_that_its_own_wheels_take() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.document = {**stage.document, "listen": {"metrics": "10.0.0.1:8002"}}
+    stage.changed("g2", free_bytes=250 << 20)
+    assert not stage.plan().problems, "all wheels are there"
+    stage.changed("g2", wheels={})
+    assert list(stage.plan().problems) == ["g2"]
+
+
 def test_a_new_key_is_carried_and_its_roles_start_again() -> None:
     stage = Stage()
     stage.done(stage.plan())
@@ -515,12 +645,12 @@ def test_a_host_more_starts_nothing_again_but_the_schedulers_the_standby_first()
     found = [line for line in lines(stage.plan()).splitlines() if " g3 " not in line]
     assert found == [
         f"PREPARE    g1   configuration {name}, 2 files",
-        f"PREPARE    g1   unit          node-g1 {same}",
-        f"PREPARE    g1   unit          frontend-1 {same}",
         f"PREPARE    g2   configuration {name}, 2 files",
-        f"PREPARE    g2   unit          node-g2 {same}",
         f"PREPARE    head configuration {name}, 2 files",
-        f"PREPARE    head unit          frontend-0 {same}",
+        f"UNITS      g1   unit          node-g1 {same}",
+        f"UNITS      g1   unit          frontend-1 {same}",
+        f"UNITS      g2   unit          node-g2 {same}",
+        f"UNITS      head unit          frontend-0 {same}",
         "SCHEDULERS g1   start         scheduler-1 starts again: another configuration",
         "SCHEDULERS head start         scheduler-0 starts again: another configuration",
     ]
@@ -553,7 +683,7 @@ def test_a_host_less_is_drained_first_ended_when_nobody_asks_for_it_and_then_for
     stage.done(stage.plan())
     stage.take_out("g1")
     plan = stage.plan()
-    found = [line for line in lines(plan).splitlines() if not line.startswith("PREPARE")]
+    found = [line for line in lines(plan).splitlines() if not line.startswith(("PREPARE", "UNITS"))]
     assert found == [
         "DRAIN      g1   drain         its node is not in the file any more: its slices move to others",
         "SCHEDULERS head start         scheduler-0 starts again: another configuration",
@@ -610,7 +740,9 @@ def test_a_node_that_leaves_while_its_host_stays_is_drained_and_its_agent_ends_l
     nodes = [one for one in CLUSTER["nodes"] if one["host"] != "g1"]
     stage.document = {**stage.document, "cluster": {**CLUSTER, "nodes": nodes}}
     found = [
-        line[:45].rstrip() for line in lines(stage.plan()).splitlines() if not line.startswith("PREPARE")
+        line[:45].rstrip()
+        for line in lines(stage.plan()).splitlines()
+        if not line.startswith(("PREPARE", "UNITS"))
     ]
     assert found == [
         "DRAIN      g1   drain         its node is not",
@@ -733,6 +865,48 @@ def test_a_drain_that_fails_stops_everything_and_forgetting_waits_for_the_end_of
         done = {step.what for step in rollout.done}
         assert "forget" not in done
         assert ("start" in done) == (failing == "remove")
+
+
+def test_a_restart_forgets_no_host_that_left_and_could_not_be_reached() -> None:
+    stage = Stage()
+    stage.done(stage.plan())
+    stage.version = "0.2.0+def"
+    stage.done(stage.plan())
+    stage.take_out("g1")
+    stage.left["g1"] = Unreachable("does not answer")
+    stage.done(stage.plan())
+    stage.left.clear()  # neither command asks it
+    deploy = stage.source.config.deploy
+    stage.done(plan_restart(stage.inventory, stage.facts, stage.goods, deploy, ()))
+    stage.done(plan_rollback(stage.inventory, stage.facts, stage.goods, deploy))
+    for told in stage.facts.values():
+        assert isinstance(told, HostFacts)
+        assert "g1" in told.addresses
+
+
+def test_a_host_is_remembered_though_nobody_knows_an_ipv4_address_of_it() -> None:
+    stage = Stage()
+    stage.changed("g2", address=None)
+    stage.done(stage.plan())
+    told = stage.facts["head"]
+    assert isinstance(told, HostFacts)
+    assert told.addresses["g2"] == ""
+    stage.take_out("g2")
+    plan = stage.plan()
+    assert [step.what for step in plan.steps if step.host == "g2"] == ["drain", "stop", "remove"]
+    stage.done(plan)
+    stage.left.clear()
+    assert stage.plan().steps == ()
+
+
+def test_a_name_under_which_no_host_ever_answered_is_not_remembered() -> None:
+    """It may be a mistake, and would be asked for until it is said to be forgotten."""
+    stage = Stage()
+    stage.facts["g2"] = Unreachable("is an unknown host")
+    stage.done(stage.plan())
+    told = stage.facts["head"]
+    assert isinstance(told, HostFacts)
+    assert set(told.addresses) == {"head", "g1"}
 
 
 # ---------------------------------------------------------------- rollout

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,9 +19,10 @@ from click.testing import CliRunner
 
 from deploy.ssh import tunnel as tunnels
 from deploy.ssh.connection import HostConnection
-from deploy.ssh.tunnel import _addresses_of, _sockets_of, tunnel
+from deploy.ssh.tunnel import _addresses_of, _Forward, _forwarded, _sockets_of, tunnel
 from fabric.errors import FabricError
 from roles.cli.options import key_option, via_option
+from roles.config.hosts import DeployConfig
 from roles.runtime.identities import is_over
 from tests.unit.deploy.ssh.stage import CLUSTER, Stage
 
@@ -65,8 +68,10 @@ def test_without_one_it_is_the_sockets_of_that_host(tmp_path: Path) -> None:
 
 
 SSH = """#!{python}
-import socket, sys, time
+import os, socket, sys, time
 words = sys.argv[1:]
+with open(os.path.dirname(sys.argv[0]) + "/words", "w") as told:
+    told.write(" ".join(words))
 for at, word in enumerate(words):
     if word == "-L":
         socket.socket(socket.AF_UNIX).bind(words[at + 1].partition(":")[0])
@@ -106,6 +111,36 @@ def test_ssh_ends_with_a_command_that_is_killed() -> None:
         assert is_over(handle, 10.0)
     finally:
         os.close(handle)
+
+
+@pytest.mark.usefixtures("_stand_in_for_ssh")
+def test_a_tunnel_is_a_connection_of_its_own_whatever_the_users_ssh_shares(tmp_path: Path) -> None:
+    """A shared one stays open when the command ends, and its forwards with it."""
+    one = _Forward("s", "1", "control", "ipc:///there", f"ipc://{tmp_path}/here")
+    with _forwarded(HostConnection("h", DeployConfig()), [one]):
+        pass
+    options = (tmp_path / "bin/words").read_text().split()
+    assert {"ControlMaster=no", "ControlPath=none"} <= set(options)
+
+
+def test_looking_whether_ssh_listens_is_never_in_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        one = _Forward("s", "1", "control", "tcp://10.0.0.1:5550", f"tcp://127.0.0.1:{port}")
+        assert (one.is_open,) == (True,)
+    plain, opened = socket.socket, list[int]()
+
+    class Probe(socket.socket):
+        def bind(self, address: Any) -> None:
+            super().bind(address)
+            with plain() as ssh:  # at this very moment
+                ssh.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                ssh.bind(address)
+                ssh.listen()
+                opened.append(ssh.getsockname()[1])
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert (one.is_open, opened) == (False, [port])
 
 
 @pytest.mark.usefixtures("_stand_in_for_ssh")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roles.cli.doctor import examine
-from roles.cli.host_checks import FAIL, OK, WARN, Finding, mps
+from roles.cli.host_checks import FAIL, OK, WARN, Finding, gpus, mps
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> None:
@@ -74,6 +74,31 @@ def test_shared_memory_that_was_forbidden_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TENUTO_SHARED_MEMORY", "0")
     (found,) = memory()
     assert (found.state, "unset TENUTO_SHARED_MEMORY" in found.remedy) == (WARN, True)
+
+
+SICK = """
+class NVMLError(Exception): ...
+NVML_COMPUTEMODE_PROHIBITED, NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 2, 3
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 2
+nvmlDeviceGetComputeMode = nvmlDeviceGetRetiredPagesPendingStatus = lambda handle: 0
+nvmlDeviceGetPersistenceMode = lambda handle: 1
+nvmlDeviceGetName = lambda handle: "V100"
+def nvmlDeviceGetHandleByIndex(index):
+    if index == 0:
+        raise NVMLError("GPU is lost")
+    return index
+"""
+
+
+def test_a_gpu_that_the_driver_has_lost_is_found_beside_those_that_are_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, pynvml=SICK)
+    lost, well = (one for one in gpus() if one.name.startswith("gpu"))
+    assert (lost.name, lost.state) == ("gpu 0", FAIL)
+    assert "GPU is lost" in lost.detail
+    assert (well.name, well.state, well.detail) == ("gpu 1", OK, "V100")
 
 
 def test_another_users_mps_daemon_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
