@@ -5,7 +5,7 @@ A batch of b requests with the tightest deadline d may start between
     frontrun = d - l(b + 1)    before it, one more request would still fit: starting gains nothing but idle time
     latest   = d - l(b)        after it, the deadline is lost
 
-and starts at exec = max(now + delay(b), ready, slice free). Everything here is pure.
+and starts at exec = max(now + delay(b), slice free). Everything here is pure.
 
 A *table* is a list indexed by the batch size itself: entry 0 is -inf or 0, entries 1 … b_max are the values, and
 entry b_max + 1 is inf, so that "one more" of a full batch never fits and needs no test. `cost` is
@@ -42,11 +42,9 @@ def latest_at_ms(deadline_at_ms: float, batch_size: int, exec_table: Table) -> f
     return deadline_at_ms - exec_table[batch_size]
 
 
-def exec_at_ms(now_ms: float, delay_ms: float, ready_at_ms: float, free_at_ms: float) -> float:
+def exec_at_ms(now_ms: float, delay_ms: float, free_at_ms: float) -> float:
     """When a batch that is sent now will start: not before its inputs can be there and the slice is free."""
     at_ms = now_ms + delay_ms
-    if at_ms < ready_at_ms:
-        at_ms = ready_at_ms
     return free_at_ms if free_at_ms > at_ms else at_ms
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fabric.ids import FrontendId
 from policies.batching.base import RequestRun
@@ -106,11 +106,11 @@ class RunQueue:
         self.has_priorities = any(run.priority is not None for run in kept)
         return sorted(taken, key=_deadline_at_ms)
 
-    def drop_before(self, deadline_at_ms: float, runs_max: int | None = None) -> list[RequestRun]:
-        """Take all requests with a deadline before that moment, or those of the first runs; a run with both sorts is cut."""
+    def drop_before(self, deadline_at_ms: float) -> list[RequestRun]:
+        """Take all requests with a deadline before that moment; a run with both sorts is cut."""
         runs = self.runs
         taken: list[RequestRun] = []
-        while runs and runs[0].deadline_at_ms < deadline_at_ms and len(taken) != runs_max:
+        while runs and runs[0].deadline_at_ms < deadline_at_ms:
             run = runs[0]
             share = tight_count(run, deadline_at_ms)
             if share == run.count:
@@ -126,30 +126,7 @@ class RunQueue:
 
         `spans`: first seq and count of each, in any order.
         """
-        firsts, ends = _disjoint(spans)
-        lowest, highest = (firsts[0], ends[-1]) if firsts else (0, 0)
-        removed = 0
-        kept: list[RequestRun] = []
-        for run in self.runs:
-            first = run.first_seq
-            if run.frontend_id != frontend_id or first >= highest or first + run.count <= lowest:
-                kept.append(run)
-                continue
-            left = run.count
-            index = bisect_right(ends, first)  # the first span that ends behind its beginning
-            while left and index < len(firsts) and firsts[index] < run.first_seq + left:
-                before = firsts[index] - run.first_seq
-                if before > 0:
-                    kept.append(cut(run, before))
-                    left -= before
-                gone = min(left, ends[index] - run.first_seq)
-                removed += gone
-                left -= gone
-                if left:
-                    cut(run, gone)
-                index += 1
-            if left:
-                kept.append(run)
+        kept, removed = without(self.runs, frontend_id, spans)
         if removed:
             # A run whose tight end was taken out may now be looser than its neighbour.
             self.runs = deque(sorted(kept, key=_deadline_at_ms))
@@ -204,6 +181,37 @@ def cut(run: RequestRun, count: int) -> RequestRun:
     run.deadline_at_ms += step_ms * count
     run.span_ms = step_ms * (run.count - 1)
     return piece
+
+
+def without(
+    runs: Iterable[RequestRun], frontend_id: FrontendId, spans: Sequence[tuple[int, int]]
+) -> tuple[list[RequestRun], int]:
+    """The runs less those of a frontend's requests, in the same order; and how many requests that took away."""
+    firsts, ends = _disjoint(spans)
+    lowest, highest = (firsts[0], ends[-1]) if firsts else (0, 0)
+    removed = 0
+    kept: list[RequestRun] = []
+    for run in runs:
+        first = run.first_seq
+        if run.frontend_id != frontend_id or first >= highest or first + run.count <= lowest:
+            kept.append(run)
+            continue
+        left = run.count
+        index = bisect_right(ends, first)  # the first span that ends behind its beginning
+        while left and index < len(firsts) and firsts[index] < run.first_seq + left:
+            before = firsts[index] - run.first_seq
+            if before > 0:
+                kept.append(cut(run, before))
+                left -= before
+            gone = min(left, ends[index] - run.first_seq)
+            removed += gone
+            left -= gone
+            if left:
+                cut(run, gone)
+            index += 1
+        if left:
+            kept.append(run)
+    return kept, removed
 
 
 def tight_count(run: RequestRun, deadline_at_ms: float) -> int:

@@ -60,7 +60,6 @@ class Watched(Central):
         candidate: Candidate,
         slice_: Slice,
         size: int,
-        ready_at_ms: float,
         now_ms: float,
         out: list[Any],
     ) -> None:
@@ -87,7 +86,7 @@ class Watched(Central):
                     self.seen["early"] += 1
                     other_ms = pressed_at_ms(other)
                     assert other_ms >= own_ms - ROUNDING_MS, f"{other.model.model.model_id} is more pressed"
-        super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
+        super()._dispatch(candidate, slice_, size, now_ms, out)
 
 
 class WatchedEager(Watched, Eager):

@@ -35,6 +35,16 @@ def test_also_where_run_times_cross(name: str) -> None:
         assert found == [], f"setting {seed}"
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_also_where_requests_are_announced_before_they_are_ready(name: str) -> None:
+    pair = PAIRS[name]
+    for seed in range(SETTINGS):
+        setting = random_setting(seed, requests=REQUESTS, classes=pair.classes, is_prepared=True)
+        theirs, ours = pair.reference(setting).play(), play_ours(pair.ours(), setting)
+        kinds = kinds_of(setting) if pair.has_ties else None
+        assert differences(theirs, ours, kinds) == [], f"setting {seed}"
+
+
 @pytest.mark.parametrize("name", CENTRAL)
 def test_also_with_a_delay_of_each_models_own_in_nearly_all_settings(name: str) -> None:
     """Who has become less urgent is seen late, and what waits for one slice leaves another free one to it. So a few settings differ; half of them did where who has a longer way was overlooked."""

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
@@ -56,12 +56,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Request:
-    """One request; `number` is unique."""
+    """One request; `number` is unique. It is announced when it arrives, and no batch may have it before it is ready."""
 
     number: int
     model: str
     arrived_at_ms: float
     deadline_at_ms: float
+    ready_at_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,11 @@ class Played:
 
 
 class Reference(ABC):
-    """Plays a setting: after each event `look` does what is to be done now, until nothing is."""
+    """Plays a setting: after each event `look` does what is to be done now, until nothing is.
+
+    A batch takes only requests that are ready when it starts, and none is kept waiting for one that is not. So to a reference a
+    request comes when it is ready, and waits since then. One that would be ready too late even to run alone is never seen.
+    """
 
     def __init__(self, setting: Setting) -> None:
         self.models = {model.name: model for model in setting.models}
@@ -109,7 +114,16 @@ class Reference(ABC):
 
     def play(self) -> Played:
         """All of it."""
-        left = list(reversed(self._requests))
+        came = [replace(one, arrived_at_ms=max(one.arrived_at_ms, one.ready_at_ms)) for one in self._requests]
+        late = {
+            one.number
+            for one in came
+            if one.arrived_at_ms == one.ready_at_ms
+            and one.deadline_at_ms < one.ready_at_ms + self.fastest_ms(one.model)
+        }
+        self.played.given_up |= late
+        came.sort(key=lambda one: one.arrived_at_ms)
+        left = [one for one in reversed(came) if one.number not in late]
         now_ms = 0.0
         while True:
             at_ms = min([moment for moment in self.moments(now_ms) if moment > now_ms], default=math.inf)
@@ -192,7 +206,14 @@ def play_ours(discipline: Discipline, setting: Setting) -> Played:
         if left and (wake_at_ms is None or left[-1].arrived_at_ms <= wake_at_ms):
             request = left.pop()
             now_ms = request.arrived_at_ms
-            run = RequestRun(FrontendId("f"), request.number, 1, request.deadline_at_ms, now_ms)
+            run = RequestRun(
+                FrontendId("f"),
+                request.number,
+                1,
+                request.deadline_at_ms,
+                now_ms,
+                ready_at_ms=request.ready_at_ms,
+            )
             take(discipline.arrive(ModelId(request.model), run, now_ms), now_ms)
         elif wake_at_ms is None:
             return played
@@ -251,14 +272,17 @@ def random_setting(
     classes: int | None = None,
     has_own_delays: bool = False,
     is_crossed: bool = False,
+    is_prepared: bool = False,
 ) -> Setting:
     """One to twelve models with Zipf weights and bursts on slices of one to three speeds, from idle to overload.
 
     Everything lies at random floats and requests are a little apart, so that hardly two things happen at one moment.
     `has_own_delays`: each model one. `is_crossed`: slices that are slower for large batches may be faster for small ones.
+    `is_prepared`: half of the requests are ready only later, up to their deadline.
     """
     rng = random.Random(seed)
     own = random.Random(f"own {seed}")  # the rest is the same with and without
+    prepared = random.Random(f"prepared {seed}")
     count = rng.randint(1, 12)
     delay_ms = rng.choice((0.0, 0.0, rng.uniform(0.1, 1.0)))
     models, tables = [], {}
@@ -297,19 +321,13 @@ def random_setting(
         (model,) = rng.choices(models, weights)
         came.append((at_ms, model))
     is_varied = rng.random() < 0.3
-    return Setting(
-        tuple(models),
-        tuple(gpus),
-        tuple(
-            Request(
-                number,
-                model.name,
-                at_ms,
-                at_ms + model.slo_ms * (rng.uniform(0.5, 1.5) if is_varied else 1.0),
-            )
-            for number, (at_ms, model) in enumerate(came)
-        ),
-    )
+    asked = []
+    for number, (at_ms, model) in enumerate(came):
+        budget_ms = model.slo_ms * (rng.uniform(0.5, 1.5) if is_varied else 1.0)
+        is_ready = not is_prepared or prepared.random() < 0.5
+        ready_at_ms = 0.0 if is_ready else at_ms + budget_ms * prepared.random()
+        asked.append(Request(number, model.name, at_ms, at_ms + budget_ms, ready_at_ms))
+    return Setting(tuple(models), tuple(gpus), tuple(asked))
 
 
 def _crossing(run_ms: Sequence[float], slower: float, faster: float) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop
 
 from fabric.ids import FrontendId, ModelId, SliceId
 from policies.batching.base import (
@@ -22,7 +22,6 @@ from policies.batching.base import (
 )
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
 from policies.batching.batch_moments import exec_at_ms, exec_table, just_after
-from policies.batching.run_queue import RunQueue
 from policies.batching.timers import Timed
 
 NOTHING: tuple[BatchDecision, ...] = ()
@@ -77,11 +76,10 @@ class Baseline(Timed[Timer], ABC):
         state = self._models.pop(model_id, None)
         if state is None:
             return NOTHING
-        runs = [run for _, _, run in sorted(state.unready)]
+        runs = state.preparing.take_all()
         for line in state.lines:
             runs += line.queue.pop(line.queue.count)
             line.expiry.armed_at_ms = NEVER_MS
-        state.unready.clear()
         state.ready.armed_at_ms = NEVER_MS
         out: list[BatchDecision] = [Drop(model_id, runs, is_expired=False)] if runs else []
         self._fleet_changed(now_ms, out)
@@ -132,12 +130,9 @@ class Baseline(Timed[Timer], ABC):
         """See `Discipline`."""
         state = self._models[model_id]
         if run.ready_at_ms > now_ms:
-            if run.deadline_at_ms < run.ready_at_ms + state.alone_ms(None):
-                return [Drop(model_id, [run], is_expired=True)]
-            state.serial += 1
-            heappush(state.unready, (run.ready_at_ms, state.serial, run))
-            self._arm(state.ready, state.unready[0][0])
-            return NOTHING
+            late = state.preparing.put(run, state.alone_ms(None))
+            self._arm(state.ready, state.preparing.next_at_ms)
+            return NOTHING if late is None else [Drop(model_id, [late], is_expired=True)]
         out: list[BatchDecision] = []
         self._line_up(state, run, now_ms, out)
         return out or NOTHING
@@ -158,28 +153,20 @@ class Baseline(Timed[Timer], ABC):
         for line in state.lines:
             if line.queue.withdraw(frontend_id, spans):
                 self._look_again(line, now_ms)
-        waiting = RunQueue()
-        for _, _, run in state.unready:
-            waiting.push(run)
-        if waiting.withdraw(frontend_id, spans):
-            state.unready = []
-            for run in waiting.runs:
-                state.serial += 1
-                heappush(state.unready, (run.ready_at_ms, state.serial, run))
+        if state.preparing.withdraw(frontend_id, spans):
+            self._arm(state.ready, state.preparing.next_at_ms)
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
         """See `Discipline`."""
         forgotten: dict[ModelId, int] = {}
         for model_id, state in self._models.items():
-            unready = [entry for entry in state.unready if entry[2].frontend_id == frontend_id]
-            count = sum(run.count for _, _, run in unready)
+            count = state.preparing.forget(frontend_id)
+            if count:
+                self._arm(state.ready, state.preparing.next_at_ms)
             for line in state.lines:
                 if gone := line.queue.forget(frontend_id):
                     count += gone
                     self._look_again(line, now_ms)
-            if unready:
-                state.unready = [entry for entry in state.unready if entry[2].frontend_id != frontend_id]
-                heapify(state.unready)
             if count:
                 forgotten[model_id] = count
         return forgotten
@@ -200,8 +187,7 @@ class Baseline(Timed[Timer], ABC):
         state = self._models.get(model_id)
         if state is None:
             return 0
-        unready = sum(run.count for _, _, run in state.unready)
-        return unready + sum(line.queue.count for line in state.lines)
+        return state.preparing.count + sum(line.queue.count for line in state.lines)
 
     # ------------------------------------------------------------ for subclasses
 
@@ -250,7 +236,7 @@ class Baseline(Timed[Timer], ABC):
         state = line.model
         arrived_at_ms = line.queue.runs[0].arrived_at_ms
         exec_ms = slice_.tables[state.model_id][size]
-        start_at_ms = exec_at_ms(now_ms, state.lead_ms(size), now_ms, slice_.free_at_ms)
+        start_at_ms = exec_at_ms(now_ms, state.lead_ms(size), slice_.free_at_ms)
         runs = line.queue.pop(size)
         intervals_ms = slice_.hosted[state.model_id].interval_ms
         dispatch = Dispatch(
@@ -289,12 +275,9 @@ class Baseline(Timed[Timer], ABC):
             slice_.hosted[model.model_id] = model
 
     def _ready(self, state: BaselineModel, now_ms: float, out: list[BatchDecision]) -> None:
-        unready = state.unready
-        while unready and unready[0][0] <= now_ms:
-            _, _, run = heappop(unready)
+        for run in state.preparing.take_ready(now_ms):
             self._line_up(state, run, now_ms, out)
-        if unready:
-            self._arm(state.ready, unready[0][0])
+        self._arm(state.ready, state.preparing.next_at_ms)
 
     def _forget(self, slice_id: SliceId) -> list[tuple[BaselineModel, RequestRun]]:
         """Take a slice away; what had lined up for it alone comes back."""

@@ -6,8 +6,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from fabric.ids import ModelId, SliceId
-from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, HostedModel, RequestRun
+from policies.batching.base import NEVER_MS, BatchDecision, BatchModel, BatchSlice, HostedModel
 from policies.batching.batch_moments import Table, delay_ms
+from policies.batching.preparing import Preparing
 from policies.batching.run_queue import RunQueue
 
 Act = Callable[[float, list[BatchDecision]], None]
@@ -38,14 +39,13 @@ class Line:
 class BaselineModel:
     """A model, the slices that host it, and everything of it that waits."""
 
-    __slots__ = ("hosts", "lines", "model", "ready", "serial", "unready")
+    __slots__ = ("hosts", "lines", "model", "preparing", "ready")
 
     def __init__(self, model: BatchModel, ready: Act) -> None:
         self.model = model
         self.hosts: dict[SliceId, BaselineSlice] = {}
         self.lines: list[Line] = []
-        self.unready: list[tuple[float, int, RequestRun]] = []
-        self.serial = 0
+        self.preparing = Preparing()
         self.ready = Timer(ready)
 
     @property

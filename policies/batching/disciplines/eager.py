@@ -18,7 +18,7 @@ def no_hold(cost: Table) -> Table:
     return [NEVER_MS] * len(cost)
 
 
-EAGER = SendRule(reason="eager", hold=no_hold, timeout_ms=never, gathers_unready=False)
+EAGER = SendRule(reason="eager", hold=no_hold, timeout_ms=never)
 
 
 class Eager(Central):

@@ -93,8 +93,13 @@ class Tenuto(Central):
             taken = self._take_on(state, piece, now_ms)
         return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 
+    def _now_ready(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
+        self._note(state, run, now_ms)
+        return super()._now_ready(state, run, now_ms)
+
     def _note(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
-        if self._rehearsals is not None and self._rehearsals.is_recording:
+        """A rehearsal plays it as it comes to the queue: when it is ready."""
+        if self._rehearsals is not None and self._rehearsals.is_recording and run.ready_at_ms <= now_ms:
             self._rehearsals.note(state.model.model_id, run, now_ms)
 
     @property
@@ -187,7 +192,6 @@ class Tenuto(Central):
         candidate: Candidate,
         slice_: Slice,
         size: int,
-        ready_at_ms: float,
         now_ms: float,
         out: list[BatchDecision],
     ) -> None:
@@ -205,10 +209,10 @@ class Tenuto(Central):
             elif size < candidate.size_max:
                 left = candidate.model.queue.count - candidate.skip_count - size
                 counts.losses.lost += LEFT_BEHIND * left
-        super()._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
+        super()._dispatch(candidate, slice_, size, now_ms, out)
 
     def _give_up(
-        self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[BatchDecision]
+        self, state: ModelState, runs: list[RequestRun], start_at_ms: float, out: list[BatchDecision]
     ) -> None:
         lost = sum(run.count for run in runs)
         counts = self._counts.get(state.model.model_id)
@@ -216,7 +220,7 @@ class Tenuto(Central):
             counts.losses.requests += lost
             counts.losses.lost += lost
             counts.gate.lost += lost
-        super()._give_up(state, runs, now_ms, out)
+        super()._give_up(state, runs, start_at_ms, out)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[BatchDecision]) -> None:
         self._is_regrouped = True  # also where only the number of slices has changed

@@ -32,7 +32,7 @@ class Timeout(Central):
         is_window_drop: bool = True,
         is_lowest_id: bool = True,
     ) -> None:
-        rule = SendRule(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms, gathers_unready=False)
+        rule = SendRule(reason="timeout", hold=latest_hold, timeout_ms=timeout_ms)
         super().__init__(rule, is_window_drop=is_window_drop, is_lowest_id=is_lowest_id)
 
 

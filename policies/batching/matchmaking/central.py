@@ -5,9 +5,9 @@ there is none the candidate waits in the pools of its class, and the timer then 
 head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's free moment less the delay it
 serves the waiting candidate with the smallest latest. A candidate that is overtaken by time while it waits (Symphony's
 invalidate timer) is not touched until a slice comes for it: nothing could be done about it before, and the outcome is
-the same.
+the same. A model has a timer where requests of it are being prepared (`preparing.py`): it queues those that are ready.
 
-The model timer is armed early, where the arrivals to be expected will have moved it; firing early it is armed
+The candidate's timer is armed early, where the arrivals to be expected will have moved it; firing early it is armed
 again. So most arrivals only add to a count. An event costs O(log models + log slices + pools of the model).
 """
 
@@ -70,7 +70,8 @@ class Central(Matchmaker):
         state = self._models.pop(model_id, None)
         if state is None:
             return NOTHING
-        runs = state.queue.pop(state.queue.count)
+        runs = state.queue.pop(state.queue.count) + state.preparing.take_all()
+        self._arm(state, NEVER_MS)
         self._reset(state, now_ms)
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
@@ -123,6 +124,8 @@ class Central(Matchmaker):
         state = self._models[model_id]
         if (run.priority is not None or state.is_gated) and not is_admitted:
             return self._admit(state, run, now_ms)
+        if run.ready_at_ms > now_ms:
+            return self._prepare(state, run)
         count = run.count
         rate = state.rate
         if now_ms < rate.due_at_ms:  # `add`, written out: every single request pays for these lines
@@ -133,7 +136,7 @@ class Central(Matchmaker):
         waiting = queue.count
         deadline_at_ms = run.deadline_at_ms
         candidate = state.sole
-        if waiting and deadline_at_ms >= queue.tail_at_ms and candidate and run.ready_at_ms <= now_ms:
+        if waiting and deadline_at_ms >= queue.tail_at_ms and candidate:
             queue.runs.append(run)
             queue.tail_at_ms = deadline_at_ms
             queue.count = count = waiting + count
@@ -144,7 +147,6 @@ class Central(Matchmaker):
                 return QUIET
             index = len(queue.runs) - 1
         else:
-            state.ready_at_ms = max(state.ready_at_ms, run.ready_at_ms)
             index = queue.push(run)
             if index == 0:
                 self._reset(state, now_ms)
@@ -156,8 +158,6 @@ class Central(Matchmaker):
                 candidate.reset(self._guard_ms)
             elif index < len(queue.runs) - 1 and candidate.is_waiting:
                 candidate.alarm_at_ms = NEVER_MS  # amid the queue it may change which heads are in the way
-            if candidate.awaits_inputs and run.ready_at_ms > now_ms:
-                continue  # not ready in time to change much
             if self._grow(candidate, now_ms, out):
                 self._advance(state, now_ms, out)
                 break
@@ -173,6 +173,25 @@ class Central(Matchmaker):
             state.queue.has_priorities = True
         return self.arrive(state.model.model_id, run, now_ms, is_admitted=True)
 
+    def _prepare(self, state: ModelState, run: RequestRun) -> Sequence[BatchDecision]:
+        """Its inputs are not ready yet: it is queued when they are, unless that is too late."""
+        out: list[BatchDecision] = []
+        late = state.preparing.put(run, state.alone_ms)
+        if late is not None:
+            self._give_up(state, [late], late.ready_at_ms, out)
+        self._arm(state, state.preparing.next_at_ms)
+        return out or NOTHING
+
+    def _queue_ready(self, state: ModelState, now_ms: float, out: list[BatchDecision]) -> None:
+        """Inputs are ready by now."""
+        for run in state.preparing.take_ready(now_ms):
+            out.extend(self._now_ready(state, run, now_ms))
+        self._arm(state, state.preparing.next_at_ms)
+
+    def _now_ready(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
+        """Its inputs are ready. It was admitted when it was announced."""
+        return self._take_on(state, run, now_ms)
+
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
     ) -> Sequence[BatchDecision]:
@@ -185,16 +204,25 @@ class Central(Matchmaker):
     ) -> None:
         """See `Discipline`."""
         state = self._models.get(model_id)
-        if state is not None and state.queue.withdraw(frontend_id, spans):
+        if state is None:
+            return
+        if state.preparing.withdraw(frontend_id, spans):
+            self._arm(state, state.preparing.next_at_ms)
+        if state.queue.withdraw(frontend_id, spans):
             self._start_over(state, now_ms)
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
         """See `Discipline`."""
         forgotten: dict[ModelId, int] = {}
         for model_id, state in self._models.items():
-            if count := state.queue.forget(frontend_id):
-                forgotten[model_id] = count
+            unready = state.preparing.forget(frontend_id)
+            if unready:
+                self._arm(state, state.preparing.next_at_ms)
+            queued = state.queue.forget(frontend_id)
+            if queued:
                 self._start_over(state, now_ms)
+            if count := unready + queued:
+                forgotten[model_id] = count
         return forgotten
 
     def tick(self, now_ms: float) -> Sequence[BatchDecision]:
@@ -208,6 +236,8 @@ class Central(Matchmaker):
             target.armed_at_ms = NEVER_MS
             if isinstance(target, Pool):
                 self._serve(target, now_ms, out)
+            elif isinstance(target, ModelState):
+                self._queue_ready(target, now_ms, out)
             elif target.model.sole is None or self._step(target, now_ms, out):
                 self._advance(target.model, now_ms, out)  # due at one moment, the fastest class goes first
         return out or NOTHING
@@ -215,7 +245,7 @@ class Central(Matchmaker):
     def queued(self, model_id: ModelId) -> int:
         """See `Discipline`."""
         state = self._models.get(model_id)
-        return 0 if state is None else state.queue.count
+        return 0 if state is None else state.queue.count + state.preparing.count
 
     def _start_over(self, state: ModelState, now_ms: float) -> None:
         """Something else than an arrival changed: look again at the next tick, which is due at once."""

@@ -12,11 +12,10 @@ from policies.batching.batch_moments import exec_at_ms, just_after, latest_at_ms
 from policies.batching.drop import suffix_size
 from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
-from policies.batching.matchmaking.ready import ready_batch
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.timers import Timed, keep_first_of_each
 
-Target = Candidate | Pool[Candidate]
+Target = Candidate | Pool[Candidate] | ModelState
 
 
 class _Batch(NamedTuple):
@@ -34,8 +33,7 @@ class Matchmaker(Timed[Target]):
     that is corrected only when they come to the front, so it must never be later than their true one. Time makes a
     waiting batch smaller, hence less urgent: that may be seen late. Two things make it more urgent, and are seen at once:
     arrivals, where the batch is the whole queue, or they let the window drop take more of its heads; and another size worth
-    protecting, for the same reason. (Heads that the drop would take are left out of the rank, and stay until a slice comes.
-    Requests whose inputs are not ready yet count for the rank as if they were.)
+    protecting, for the same reason. (Heads that the drop would take are left out of the rank, and stay until a slice comes.)
 
     Decisions are appended to `out`.
     """
@@ -102,26 +100,11 @@ class Matchmaker(Timed[Target]):
             if candidate.spares_reserve and self._holds_back(candidate, count, now_ms, pool):
                 return False
             size, limit_at_ms = self._fit(candidate, count, now_ms)
-            ready_at_ms = now_ms
-            if size and state.ready_at_ms > now_ms:
-                gathers = self._rule.gathers_unready
-                size, ready_at_ms = ready_batch(candidate, size, now_ms, gathers_unready=gathers)
-                due_at_ms = ready_at_ms - candidate.lead[size]
-                if gathers and size:
-                    due_at_ms = max(due_at_ms, candidate.due_at_ms(size))
-                if due_at_ms > now_ms and size:
-                    self._sleep(candidate, due_at_ms, now_ms)
-                    candidate.awaits_inputs = True
-                    candidate.alarm_at_ms = NEVER_MS  # what arrives and is ready may go before them
-                    return False
             if not size:
-                # Where they would fit, the first run's inputs come too late. It goes alone: behind it others may be ready.
-                runs_max = 1 if limit_at_ms <= now_ms else None
-                limit_at_ms = max(limit_at_ms, just_after(candidate.deadline_at_ms))
                 if state.is_crossed or candidate is not state.candidates[0]:
                     if candidate.is_waiting:
                         self._leave(candidate, now_ms)
-                    candidate.skip_before(limit_at_ms, runs_max, self._guard_ms)
+                    candidate.skip_before(limit_at_ms, self._guard_ms)
                     pool = None  # it was the turn of another batch
                     if not state.is_crossed or not (left := min(one.skip_count for one in state.candidates)):
                         continue
@@ -129,18 +112,16 @@ class Matchmaker(Timed[Target]):
                 elif self._is_window_drop and self._keeps_heads(candidate, now_ms, pool):
                     return False
                 else:
-                    lost = state.queue.drop_before(limit_at_ms, runs_max)
+                    lost = state.queue.drop_before(limit_at_ms)
                 self._give_up(state, lost, now_ms, out)
                 self._reset(state, now_ms)
                 return True
             horizon_ms = now_ms + candidate.lead[size]
-            if horizon_ms < ready_at_ms:
-                horizon_ms = ready_at_ms
             slice_ = self._find(candidate, horizon_ms) if pool is None else pool.find(horizon_ms)
             if slice_ is None:
                 self._wait(candidate, _Batch(size, count, candidate.deadline_at_ms), now_ms)
                 return False
-            self._dispatch(candidate, slice_, size, ready_at_ms, now_ms, out)
+            self._dispatch(candidate, slice_, size, now_ms, out)
             return True
         return False
 
@@ -198,7 +179,6 @@ class Matchmaker(Timed[Target]):
             self._leave(candidate, now_ms)
             candidate.is_waiting = False
             candidate.stamp += 1
-        candidate.awaits_inputs = False
         state = candidate.model
         if state.version != state.rate.version or now_ms >= state.rate.due_at_ms:
             state.refresh_rate(now_ms)
@@ -213,18 +193,14 @@ class Matchmaker(Timed[Target]):
 
     def _wait(self, candidate: Candidate, batch: _Batch, now_ms: float) -> None:
         """No slice is free in time: queue up for one, and look after the head until one comes."""
-        candidate.awaits_inputs = False
         state = candidate.model
         if candidate.is_waiting:
             candidate.stamp += 1
         else:
             candidate.is_waiting = True
             candidate.wanted_at_ms = min(candidate.wanted_at_ms, now_ms)
-        size = batch.size
-        if state.ready_at_ms > now_ms:  # it grows by itself, as inputs become ready
-            size = max(size, bisect_right(candidate.cost, batch.deadline_at_ms - now_ms) - 1)
-        self._watch_arrivals(candidate, size, batch.left, now_ms)
-        candidate.rank_at_ms = rank_at_ms = batch.deadline_at_ms - candidate.table[size]
+        self._watch_arrivals(candidate, batch.size, batch.left, now_ms)
+        candidate.rank_at_ms = rank_at_ms = batch.deadline_at_ms - candidate.table[batch.size]
         lead_ms = candidate.lead[batch.size]
         for pool in candidate.pools:
             self._serial += 1
@@ -361,7 +337,6 @@ class Matchmaker(Timed[Target]):
         candidate: Candidate,
         slice_: Slice,
         size: int,
-        ready_at_ms: float,
         now_ms: float,
         out: list[BatchDecision],
     ) -> None:
@@ -370,12 +345,12 @@ class Matchmaker(Timed[Target]):
         queue = state.queue
         lead = candidate.lead
         table = slice_.tables[state.model.model_id]
-        if table is not candidate.table and state.ready_at_ms <= now_ms:
+        if table is not candidate.table:
             slack_ms = candidate.deadline_at_ms - now_ms
             size_max = min(queue.count - candidate.skip_count, candidate.size_max)
             while size < size_max and table[size + 1] + lead[size + 1] <= slack_ms:
                 size += 1
-        start_at_ms = exec_at_ms(now_ms, lead[size], ready_at_ms, slice_.free_at_ms)
+        start_at_ms = exec_at_ms(now_ms, lead[size], slice_.free_at_ms)
         exec_ms = table[size]
         waited_ms = 0.0
         reason = self._rule.reason
@@ -386,7 +361,7 @@ class Matchmaker(Timed[Target]):
             reason = "full"
         latest_ms = latest_at_ms(candidate.deadline_at_ms, size, table)
         skip_runs = candidate.skip_runs
-        if queue.has_priorities and size < queue.count - candidate.skip_count and state.ready_at_ms <= now_ms:
+        if queue.has_priorities and size < queue.count - candidate.skip_count:
             runs = queue.pop_by_priority(skip_runs, size, state.model.priority)
         else:
             runs = queue.pop_after(skip_runs, size) if skip_runs else queue.pop(size)
@@ -424,15 +399,18 @@ class Matchmaker(Timed[Target]):
         return best
 
     def _give_up(
-        self, state: ModelState, runs: list[RequestRun], now_ms: float, out: list[BatchDecision]
+        self, state: ModelState, runs: list[RequestRun], start_at_ms: float, out: list[BatchDecision]
     ) -> None:
-        """Report dropped runs (in order of their deadlines): first what is expired, then what was given up."""
-        limit_at_ms = now_ms + state.alone_ms
-        expired = [run for run in runs if run.deadline_at_ms < limit_at_ms or run.ready_at_ms > now_ms]
+        """Report dropped runs (in order of their deadlines): first what is expired, then what was given up.
+
+        `start_at_ms`: when they could start at the earliest.
+        """
+        limit_at_ms = start_at_ms + state.alone_ms
+        expired = [run for run in runs if run.deadline_at_ms < limit_at_ms]
         if expired:
             out.append(Drop(state.model.model_id, expired, is_expired=True))
         if len(expired) < len(runs):
-            early = [run for run in runs if run.deadline_at_ms >= limit_at_ms and run.ready_at_ms <= now_ms]
+            early = [run for run in runs if run.deadline_at_ms >= limit_at_ms]
             out.append(Drop(state.model.model_id, early, is_expired=False))
 
     def _reset(self, state: ModelState, now_ms: float) -> None:

@@ -15,6 +15,7 @@ from policies.batching.drop import fallback_target, target_size
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.speed_classes import STEP, SpeedClass
+from policies.batching.preparing import Preparing
 from policies.batching.run_queue import RunQueue
 from policies.rates import RateMeter
 
@@ -34,21 +35,24 @@ class ModelPlan(NamedTuple):
 class ModelState:
     """One model: its queue, its rate, its plan if it has one, its candidates.
 
+    `preparing`: what is not queued yet, as its inputs are not ready; `armed_at_ms`: when the first of it is.
+
     The class that is fastest for the largest batch comes first. `is_crossed`: another one is faster for a single request, as
     a CPU beside a GPU may be.
     """
 
     __slots__ = (
         "alone_ms",
+        "armed_at_ms",
         "candidates",
         "is_crossed",
         "is_gated",
         "model",
         "per_ms",
         "plan",
+        "preparing",
         "queue",
         "rate",
-        "ready_at_ms",
         "sole",
         "version",
     )
@@ -56,11 +60,12 @@ class ModelState:
     def __init__(self, model: BatchModel) -> None:
         self.model = model
         self.queue = RunQueue()
+        self.preparing = Preparing()
+        self.armed_at_ms = NEVER_MS
         self.rate = RateMeter()
         self.is_gated = False  # what arrives may be refused
         self.version = -1
         self.per_ms = 0.0  # the rate of `version`, in requests a millisecond
-        self.ready_at_ms = 0.0  # when the last of the queued requests is ready
         self.plan: ModelPlan | None = None
         self.candidates: list[Candidate] = []
         self.sole: Candidate | None = None  # the only candidate, where there is only one
@@ -115,14 +120,12 @@ class Candidate:
     moment at or after `alarm_at_ms` needs no attention. While the candidate waits for a slice, `rank_at_ms` is the
     last rank that it was given. `skip_runs` runs with `skip_count` requests at the head of the queue are too urgent for
     this class and left to others. `is_early`: it stands in its pools' `early`, with its `head_no`, which counts the
-    heads that the queue has had; `was_early`: it has stood there since this head came. `awaits_inputs`: it would go now if
-    the inputs of more of its requests were ready, and sleeps until they are.
+    heads that the queue has had; `was_early`: it has stood there since this head came.
     """
 
     __slots__ = (
         "alarm_at_ms",
         "armed_at_ms",
-        "awaits_inputs",
         "class_",
         "cost",
         "deadline_at_ms",
@@ -194,7 +197,6 @@ class Candidate:
         self.skip_runs = 0
         self.skip_count = 0
         self.is_early = self.was_early = False
-        self.awaits_inputs = False
         self.head_no += 1
         self.aim(guard_ms)
 
@@ -212,10 +214,10 @@ class Candidate:
         else:
             self.deadline_at_ms = self.hold_deadline_at_ms = self.timeout_at_ms = NEVER_MS
 
-    def skip_before(self, deadline_at_ms: float, runs_max: int | None, guard_ms: float) -> None:
-        """Leave the requests with deadlines before that moment, or the first runs of them, to other classes."""
+    def skip_before(self, deadline_at_ms: float, guard_ms: float) -> None:
+        """Leave the requests with deadlines before that moment to other classes."""
         runs = self.model.queue.runs
-        for run in islice(runs, self.skip_runs, runs_max and self.skip_runs + runs_max):
+        for run in islice(runs, self.skip_runs, None):
             if run.deadline_at_ms >= deadline_at_ms:
                 break
             self.skip_runs += 1

@@ -14,11 +14,9 @@ class SendRule(Struct, frozen=True):
 
     `hold(cost)[n]`: with n requests waiting, the batch is not sent before `deadline - hold[n]`, so a value that
     grows with n makes it go earlier; inf: at once, as always for the largest batch. `timeout_ms(slo_ms)`: it
-    goes at the latest so long after its first request arrived. `gathers_unready`: worth waiting for requests
-    whose inputs are not ready yet.
+    goes at the latest so long after its first request arrived.
     """
 
     reason: str
     hold: Callable[[Table], Table]
     timeout_ms: Callable[[float], float]
-    gathers_unready: bool = True

@@ -158,12 +158,15 @@ def test_a_model_goes_only_where_it_is_hosted() -> None:
     ]
 
 
-def test_a_faster_slice_gets_a_batch_grown_to_its_own_speed() -> None:
+@pytest.mark.parametrize("is_one_unready", [False, True])
+def test_a_faster_slice_gets_a_batch_grown_to_its_own_speed(is_one_unready: bool) -> None:
     """Within 10 % a slice stays in its class, whose table decides when; its own table decides how much."""
     to = stage(slices=0)
     to.slice("s0", hosted("m", [10.0, 10.0, 13.0, 16.0]))
     to.slice("s0", hosted("m", [9.5, 9.5, 12.0, 15.0]))
     to.arrive("m", 20.0, count=3)
+    if is_one_unready:
+        to.arrive("m", 60.0, ready_in_ms=30.0)
     to.until(7.0)
     (batch,) = to.batches
     assert batch.start_at_ms == pytest.approx(4.0, abs=1e-3)

@@ -120,6 +120,28 @@ def test_a_question_says_what_the_arrivals_do_not_show() -> None:
     assert all(one.is_over_share for one in asked[0].models)
 
 
+def test_a_rehearsal_plays_requests_as_they_came_to_the_queue_when_they_were_ready() -> None:
+    discipline = Tenuto()
+    for one in HOSTED:
+        discipline.add_model(BatchModel(one.model_id, SLO_MS), 0.0)
+    discipline.add_slice(BatchSlice(SliceId("s"), 0, HOSTED), 0.0)
+    draw = random.Random(1)
+    asked: list[Question] = []
+    at_ms = 0.0
+    while at_ms < 3_000.0 or not asked:
+        at_ms += draw.expovariate(2.0)
+        while (wake_at_ms := discipline.wake_at_ms) is not None and wake_at_ms < at_ms:
+            discipline.tick(wake_at_ms)
+            if (new := discipline.rehearsal(wake_at_ms)) is not None:
+                asked.append(new)
+        prepare_ms = draw.choice((0.0, 1.0, SLO_MS / 4))
+        run = RequestRun(FrontendId("f"), 0, 1, at_ms + SLO_MS, at_ms, ready_at_ms=at_ms + prepare_ms)
+        discipline.arrive(ModelId(draw.choice("ab")), run, at_ms)
+    played = asked[0].arrivals
+    assert {round(one.budget_ms, 6) for one in played} == {SLO_MS, SLO_MS - 1.0, SLO_MS * 3 / 4}
+    assert [one.at_ms for one in played] == sorted(one.at_ms for one in played)
+
+
 def test_holds_are_planned_in_a_rehearsal_as_where_requests_are_refused() -> None:
     def planned_ms(*, is_over_share: bool) -> float | None:
         """The hold of `a`, which loses far more than `b`."""

@@ -44,6 +44,21 @@ def test_what_is_ready_goes_though_something_else_is_still_being_prepared() -> N
     assert not stage.drops
 
 
+@pytest.mark.parametrize("is_one_unready", [False, True])
+def test_a_batch_takes_the_higher_priorities_though_something_else_is_still_being_prepared(
+    is_one_unready: bool,
+) -> None:
+    stage = Stage(Eager())
+    stage.model("a", 200.0)
+    stage.slice("s", hosted("a", linear(1.0, 10.0, 4)), free_at_ms=50.0)
+    stage.arrive("a", 160.0, count=6)
+    stage.arrive("a", 165.0, count=4, priority=9)
+    if is_one_unready:
+        stage.arrive("a", 150.0, ready_in_ms=60.0)
+    stage.until(50.0)
+    assert [batch.seqs for batch in stage.batches] == [[7, 8, 9, 10]]
+
+
 class Planned(Tenuto):
     """Under one plan: everybody spares a reserve of one slice."""
 

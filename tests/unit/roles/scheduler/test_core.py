@@ -170,6 +170,14 @@ def test_what_can_no_longer_finish_is_dropped_as_expired() -> None:
     assert of_type(sends, RunBatch) == []
 
 
+def test_requests_go_when_their_inputs_are_ready() -> None:
+    core = serving_core()
+    assert not hear(core, FRONTEND, Arrivals(MODEL, 0, 8, 20.0, ready_in_ms=5.0), 2.0)
+    assert core.wake_at_ms == 7.0
+    (batch,) = of_type(core.handle(Tick(), 7.0), RunBatch)
+    assert (batch.start_in_ms, batch.latest_in_ms) == (0.0, 22.0 - 13.0 - 7.0)
+
+
 def test_withdrawn_requests_never_run() -> None:
     core = serving_core()
     hear(core, FRONTEND, Arrivals(MODEL, 0, 4, budget_ms=20.0), now_ms=100.0)
