@@ -15,8 +15,8 @@ from roles.config.read_config import parse_config
 from roles.frontend.events import ClientSaid
 from roles.observability.last_minute import minute_from
 from roles.observability.remembered import (
-    ArrivalsSeen,
     BatchSeen,
+    CountsSeen,
     RequestSeen,
     batches_seen,
     requests_seen,
@@ -68,9 +68,8 @@ def observed(
     now_ms = world.clock.now_ms()
     batches = _batches(core, now_ms)
     requests: list[RequestSeen] = []
-    arrivals = ArrivalsSeen()
-    bad: dict[ModelId, int] = {}
-    for frontend in world._frontends:
+    counts = CountsSeen()
+    for number, frontend in enumerate(world._frontends):
         for model in config.models:
             (reply,) = frontend._core.handle(
                 ClientSaid(OPERATOR, RecordsAsked(model.model_id, NEWEST)), now_ms
@@ -78,8 +77,7 @@ def observed(
             remembered = reply.message  # type: ignore[union-attr]  # what else would it do
             assert isinstance(remembered, RequestsRemembered)
             requests += requests_seen(remembered, now_ms)
-            arrivals.add(model.model_id, remembered)
-            bad[model.model_id] = bad.get(model.model_id, 0) + remembered.bad
+            counts.add(f"frontend-{number}", model.model_id, remembered, now_ms)
     replicas = {
         model.model_id: sum(
             model.model_id in {one.model_id for one in spec.models} for _, spec in settings.slices
@@ -87,14 +85,16 @@ def observed(
         for model in config.models
     }
     planned = {model.model_id: model.rate_rps for model in config.models if model.rate_rps}
+    arrivals = counts.by_model()
+    minute = minute_from(config, settings, arrivals, counts.bin_ms)
     return Situation(
-        minute_from(config, settings, arrivals.by_model(), arrivals.bin_ms),
+        minute,
         requests,
         batches,
-        arrivals.by_model(),
-        arrivals.bin_ms,
-        arrivals.offered,
-        bad,
+        arrivals,
+        counts.bin_ms,
+        counts.offered(minute.span_ms),
+        counts.bad(minute.span_ms),
         replicas,
         late_timers_ms or {"scheduler-0": 0.1, "frontend-0": 0.1},
         planned,

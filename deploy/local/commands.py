@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from deploy.local.detached import start_detached, stop_running
 from deploy.local.events import RolePlan, SupervisorOutcome
@@ -46,7 +47,7 @@ from roles.runtime.run_directory import (
     is_claimed,
     runs_already,
 )
-from roles.runtime.running_cluster import processes_in
+from roles.runtime.running_cluster import endpoints_in, processes_in
 
 DEFAULT_CONFIG = """\
 # One emulated GPU with one emulated model, of the size of a ResNet50 on a GTX 1080 Ti (Symphony, table 2).
@@ -136,15 +137,20 @@ def up(
 @click.command()
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only say which processes would be ended.")
 @run_dir_flag
-def down(*, is_dry: bool, run_dir_option: Path | None) -> None:
+@json_option
+def down(*, is_dry: bool, run_dir_option: Path | None, as_json: bool) -> None:
     """End the cluster that `tenuto up` runs on this host."""
     home = chosen_run_dir(run_dir_option)
     try:
         if is_dry:
-            tell_processes(home.path, "end")
+            tell_processes(home.path, "end", as_json=as_json)
             return
+        endpoints = endpoints_in(home.path)
         roles = [process for process in processes_in(home.path) if process.alive]
         stop_running(home.path)
+        if as_json:
+            ended = [replace(process, alive=False) for process in roles]
+            echo_json({"endpoints": endpoints, "processes": as_plain(ended)})
         click.echo(f"{counted(len(roles), 'role')} ended", err=True)
     finally:
         home.remove()

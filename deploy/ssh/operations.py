@@ -7,10 +7,10 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 from rich.table import Table
@@ -31,6 +31,15 @@ HOLD_S: Final = 0.5
 """Lines of several hosts are put in order over so long."""
 LINES_MAX: Final = 100_000
 COMMAND_LIMIT_S: Final = 3_600.0
+
+
+class _Line(NamedTuple):
+    """Of a role's log."""
+
+    at_ms: float
+    host: str
+    role: str
+    text: str
 
 
 @click.command()
@@ -65,24 +74,27 @@ def status(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--role", default="", help="Of this role only, such as frontend-0.")
 @click.option("--since", "since_ms", type=Ago(), help="No older lines: 90s, 10m, 2h, 1d.")
-def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  # noqa: FBT001  click's flag
+@json_option
+def logs(file: Path, follow: bool, role: str, since_ms: float | None, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Print what the roles of all hosts say, in the order of time.
 
     Exit 6 when a host cannot be asked.
     """
+    if follow and as_json:
+        raise click.UsageError("--json is one answer at the end: not with --follow")
     deployment = Deployment.of(file)
     if role:
         deployment.require_roles([role])
     since = 0.0 if since_ms is None else WallClock().now_ms() - since_ms
     request = {"do": "logs", "since_ms": since, "role": role, "is_followed": follow}
-    came: queue.Queue[tuple[float, str]] = queue.Queue(LINES_MAX)
+    came: queue.Queue[_Line] = queue.Queue(LINES_MAX)
     failed: dict[str, str] = {}
     width = max(len(host) for host in deployment.connections)
 
     def read(host: str) -> None:
-        def on_lines(told: Mapping[str, Any]) -> None:
-            for at_ms, line in told["lines"]:
-                came.put((at_ms, f"{shown_moment(at_ms)} {host:{width}} {told['role']:12} {line}"))
+        def on_lines(said: Mapping[str, Any]) -> None:
+            for at_ms, text in said["lines"]:
+                came.put(_Line(at_ms, host, said["role"], text))
 
         try:
             deployment.connections[host].ask(request, limit_s=None if follow else 60.0, on_progress=on_lines)
@@ -92,11 +104,18 @@ def logs(file: Path, follow: bool, role: str, since_ms: float | None) -> None:  
     readers = [threading.Thread(target=read, args=(host,), daemon=True) for host in deployment.connections]
     for reader in readers:
         reader.start()
+    told: dict[str, list[dict[str, Any]]] = {host: [] for host in deployment.connections}
     try:
-        _print_lines(came, readers, is_followed=follow)
+        for one in _in_order(came, readers, is_followed=follow):
+            if as_json:
+                told[one.host].append({"at_ms": one.at_ms, "role": one.role, "line": one.text})
+            else:
+                click.echo(f"{shown_moment(one.at_ms)} {one.host:{width}} {one.role:12} {one.text}")
     finally:
         for connection in deployment.connections.values():
             connection.end()
+    if as_json:
+        echo_json({host: {"problem": failed.get(host, ""), "lines": lines} for host, lines in told.items()})
     for host, reason in failed.items():
         click.echo(f"tenuto: {host}: {reason}", err=True)
     if failed:
@@ -189,11 +208,11 @@ def _print(rows: Iterable[Mapping[str, Any]], cluster: Mapping[str, Any] | None,
     console.print(slices)
 
 
-def _print_lines(
-    came: queue.Queue[tuple[float, str]], readers: Iterable[threading.Thread], *, is_followed: bool
-) -> None:
+def _in_order(
+    came: queue.Queue[_Line], readers: Iterable[threading.Thread], *, is_followed: bool
+) -> Iterator[_Line]:
     """In the order of time: all of them at the end, or every half second what has come in it."""
-    held: list[tuple[float, str]] = []
+    held: list[_Line] = []
     while True:
         is_over = not any(reader.is_alive() for reader in readers)
         with contextlib.suppress(queue.Empty):
@@ -201,8 +220,7 @@ def _print_lines(
             while True:
                 held.append(came.get_nowait())
         if is_over or is_followed:
-            for _, line in sorted(held, key=lambda one: one[0]):
-                click.echo(line)
+            yield from sorted(held, key=lambda one: one.at_ms)
             held.clear()
         if is_over and came.empty():
             return

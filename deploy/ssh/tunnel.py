@@ -3,7 +3,7 @@
 Without a key it is the sockets of that host's run directory that appear here: it is ssh that says who may, for they are that user's,
 and one sees what runs on that host. With one (the operator's, or a client's), and where the cluster was deployed, it is the TCP
 addresses of all schedulers and frontends, as that host reaches them. Either way there is a directory of our own with run files that
-name them, and the command does what it does on a host of the cluster.
+name them, and the command does what it does on a host of the cluster. Where `tenuto up` runs there, the directory is claimed as by it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from roles.config.checks import name_like
 from roles.config.hosts import DeployConfig
 from roles.config.read_config import parse_config
 from roles.runtime.process import RunFile, write_run_file
-from roles.runtime.run_directory import UpFile, write_up_file
+from roles.runtime.run_directory import UP_SOCKET, UpFile, give_back, take, write_up_file
 from roles.runtime.running_cluster import endpoints_in
 
 OPEN_LIMIT_MS: Final = 20_000.0
@@ -85,13 +85,33 @@ def tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
         forwards = _addresses_of(told["cluster"]) if has_tcp else _sockets_of(told["run_files"], folder)
         if not forwards:
             raise PeerLost(f"no cluster runs on {host} (looked in {', '.join(told['looked_in'])})")
-        with _forwarded(connection, forwards) as ssh:
+        supervisor = None if has_tcp else told["up"]
+        sockets = [] if supervisor is None else [_socket_of_up(supervisor, folder)]
+        with (
+            _claimed(folder, is_up=supervisor is not None),
+            _forwarded(connection, [*forwards, *sockets]) as ssh,
+        ):
             for role_id in dict.fromkeys(one.role_id for one in forwards):
                 own = [one for one in forwards if one.role_id == role_id]
                 addresses = {one.purpose: [one.here] for one in own}
                 write_run_file(folder, RunFile(role_id, ssh.pid, own[0].incarnation, addresses))
-            write_up_file(folder, UpFile(ssh.pid, is_ready=True, endpoints=endpoints_in(folder)))
+            drained = [] if supervisor is None else [str(one) for one in supervisor["drained"]]
+            up_file = UpFile(ssh.pid, is_ready=True, endpoints=endpoints_in(folder), drained=drained)
+            write_up_file(folder, up_file)
             yield folder
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, *, is_up: bool) -> Iterator[None]:
+    """As `tenuto up` there claims its run directory, where one runs."""
+    if not is_up:
+        yield
+        return
+    lock = take(folder)
+    try:
+        yield
+    finally:
+        give_back(folder, lock, is_removed=False)
 
 
 @contextlib.contextmanager
@@ -177,6 +197,10 @@ def _sockets_of(run_files: Sequence[Mapping[str, Any]], folder: Path) -> list[_F
         ]
     except (KeyError, TypeError) as error:
         raise FabricError(f"its run files cannot be understood: {error!r}") from error
+
+
+def _socket_of_up(supervisor: Mapping[str, Any], folder: Path) -> _Forward:
+    return _Forward("up", "", "control", f"{IPC}{supervisor['socket']}", f"{IPC}{folder / UP_SOCKET}")
 
 
 def _addresses_of(deployed: Mapping[str, Any]) -> list[_Forward]:

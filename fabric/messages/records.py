@@ -81,7 +81,7 @@ class RequestsRemembered(Message, frozen=True, tag=81):
 
     `bad`: how many of it were late or refused in that minute, through no fault of their client's. `newest_bin`: the number of the last bin,
     counted from the zero of the frontend's clock, so that what is asked later can be joined to it. `unserved`: how many of the bad ones found no
-    slice, or lost theirs (NoReplica, WorkerLost).
+    slice, or lost theirs (NoReplica, WorkerLost). `bad_by_second`, `unserved_by_second`: the same of each second of that clock, the last is of now.
     """
 
     requests: Listed[RequestRecord]
@@ -90,6 +90,8 @@ class RequestsRemembered(Message, frozen=True, tag=81):
     bad: int = 0
     newest_bin: int = 0
     unserved: int = 0
+    bad_by_second: Listed[int] = ()
+    unserved_by_second: Listed[int] = ()
 
 
 class FiguresAsked(Message, frozen=True, tag=84):

@@ -166,7 +166,7 @@ def _remembered(
     last_ms: float | None = None,
 ) -> Remembered:
     found = remembered(run_dir, models, request_id=request_id, last_ms=last_ms, keyring=keyring_of(key_file))
-    remark(f"{role_id} does not answer: what it remembers is left out" for role_id in found.silent)
+    remark(found.remarks)
     return found
 
 

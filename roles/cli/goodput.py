@@ -14,7 +14,7 @@ from roles.cli import importing
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
-    POSITIVE_S,
+    WINDOW_S,
     IntRange,
     file_argument,
     json_option,
@@ -41,7 +41,7 @@ from roles.runtime.exit_codes import EXIT_SLO_MISSED
 @click.option(
     "--duration",
     "duration_s",
-    type=POSITIVE_S,
+    type=WINDOW_S,
     default=DURATION_S_MIN,
     show_default=True,
     help="Shortest window in s; it grows to 2,000 arrivals of the rarest model.",

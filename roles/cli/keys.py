@@ -50,7 +50,8 @@ def keys() -> None:
     help="Also a key for each node of this cluster.",
 )
 @_DRY_RUN
-def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: FBT001  click's flag
+@json_option
+def create(folder: Path, config: Path | None, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Make FOLDER with keys of the scheduler, the frontends, the operator and the nodes."""
     if (folder / TRUSTED_FILE).exists():
         raise ConfigError(f"{folder} has keys already: add, rotate or revoke them")
@@ -64,6 +65,9 @@ def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: F
         _write(folder, Trusted())
         for principal in principals:
             _add(folder, principal, folder / key_file(principal))
+    if as_json:
+        echo_json({"folder": str(folder), "principals": principals, "written": not dry_run})
+        return
     click.echo(f"{'would make' if dry_run else 'made'} {folder}: {', '.join(principals)}")
 
 
@@ -72,7 +76,8 @@ def create(folder: Path, config: Path | None, dry_run: bool) -> None:  # noqa: F
 @_PRINCIPAL
 @click.option("--out", type=OutputPath(), help="A client's one file; default: NAME.key here.")
 @_DRY_RUN
-def add(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001  click's flag
+@json_option
+def add(folder: Path, principal: str, out: Path | None, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Make a key for PRINCIPAL: node/NAME, or client/NAME, which gets one file for its own machine."""
     target = _target(folder, principal, out)
     with changing(folder):
@@ -80,6 +85,9 @@ def add(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None: 
             raise ConfigError(f"{principal} has a key already: rotate or revoke it")
         if not dry_run:
             _add(folder, principal, target)
+    if as_json:
+        echo_json({"principal": principal, "file": str(target), "written": not dry_run})
+        return
     click.echo(f"{'would write' if dry_run else 'wrote'} {target}")
 
 
@@ -110,7 +118,8 @@ def show(folder: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 @_PRINCIPAL
 @click.option("--out", type=OutputPath(), help="A client's one file; default: NAME.key here.")
 @_DRY_RUN
-def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> None:  # noqa: FBT001
+@json_option
+def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001
     """Make a new key for PRINCIPAL; the old one is trusted until `revoke --old`.
 
     Copy `trusted.json` to every host, restart the principal's processes one by one, then revoke the old key. A client is not
@@ -123,13 +132,20 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
             raise ConfigError(f"{principal} has no key: add one")
         if not dry_run:
             _add(folder, principal, target)
+    behind = _clients_behind(_trusted(folder)) if principal == FRONTEND else []
+    if as_json:
+        echo_json(
+            {"principal": principal, "file": str(target), "written": not dry_run, "clients_behind": behind}
+        )
+        return
     then = "replace the client's file by it" if kind_of(principal) == CLIENT else "restart"
     click.echo(
         f"{principal}: {'would make' if dry_run else 'made'} a new key in {target}; now copy {TRUSTED_FILE} to every host, {then}, and"
         f" tenuto keys revoke {folder} {principal} --old"
     )
-    if principal == FRONTEND:
-        _name_clients(_trusted(folder), "before the restart rotate also, whose files know the old key only")
+    if behind:
+        names = ", ".join(behind)
+        click.echo(f"before the restart rotate also, whose files know the old key only: {names}")
 
 
 @keys.command()
@@ -137,7 +153,8 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool) -> Non
 @_PRINCIPAL
 @click.option("--old", is_flag=True, help="All but its newest key.")
 @_DRY_RUN
-def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # noqa: FBT001  click's flags
+@json_option
+def revoke(folder: Path, principal: str, old: bool, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Trust PRINCIPAL's keys no more: refused within a second of `trusted.json` reaching a host."""
     checked_principal(principal)
     with changing(folder):
@@ -151,9 +168,13 @@ def revoke(folder: Path, principal: str, old: bool, dry_run: bool) -> None:  # n
             _write(folder, left)
             if not old:
                 (folder / key_file(principal)).unlink(missing_ok=True)
+    behind = _clients_behind(left) if principal == FRONTEND else []
+    if as_json:
+        echo_json({"principal": principal, "revoked": gone, "written": not dry_run, "clients_behind": behind})
+        return
     click.echo(f"{principal}: {len(gone)} {'would be' if dry_run else ''} revoked".replace("  ", " "))
-    if principal == FRONTEND:
-        _name_clients(left, "shut out, for their files know no key that is left")
+    if behind:
+        click.echo(f"shut out, for their files know no key that is left: {', '.join(behind)}")
 
 
 def _add(folder: Path, principal: str, path: Path) -> None:
@@ -173,17 +194,15 @@ def _add(folder: Path, principal: str, path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _name_clients(trusted: Trusted, why: str) -> None:
-    """Say which clients' newest files were made before the frontends' newest key."""
+def _clients_behind(trusted: Trusted) -> list[str]:
+    """The clients whose newest files were made before the frontends' newest key."""
     principals = [key.principal for key in trusted.keys]  # the newest first
     newest = principals.index(FRONTEND) if FRONTEND in principals else 0
-    behind = [
+    return [
         name
         for name in dict.fromkeys(principals)
         if kind_of(name) == CLIENT and principals.index(name) > newest
     ]
-    if behind:
-        click.echo(f"{why}: {', '.join(behind)}")
 
 
 def _target(folder: Path, principal: str, out: Path | None) -> Path:

@@ -105,7 +105,9 @@ def writing(path: Path) -> Iterator[None]:
         raise FabricError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-POSITIVE_S = FloatRange(0, MOMENT_S_MAX, is_low_allowed=False)
+SHORTEST_S = 1e-3
+"""A window that is shorter is lost in the rounding of moments, and nothing could come in it."""
+WINDOW_S = FloatRange(SHORTEST_S, MOMENT_S_MAX)
 BUDGET_MS = FloatRange(0, DURATION_MS_MAX, is_low_allowed=False)
 RATE_RPS = FloatRange(0, RATE_RPS_MAX)
 
@@ -123,7 +125,7 @@ warmup_option = click.option(
     help="Before it, in s.",
 )
 duration_option = click.option(
-    "--duration", "duration_s", type=POSITIVE_S, default=60.0, show_default=True, help="Window in s."
+    "--duration", "duration_s", type=WINDOW_S, default=60.0, show_default=True, help="Window in s."
 )
 seed_option = click.option("--seed", type=IntRange(0, SEED_MAX), help="Instead of the file's.")
 workers_option = click.option(
@@ -142,11 +144,12 @@ run_dir_flag = click.option(
 def _through_tunnel(context: click.Context, parameter: click.Parameter, given: Any) -> Any:
     """From here on the run directory is one that stands for that host's, until the command is over.
 
-    The callback of both `--via` and `--key`, in whichever order they were written: the second one opens it.
+    The callback of both `--via` and `--key`, in whichever order they were written: the last one that the command has opens it.
     """
     known: dict[str, Any] = context.meta.setdefault(f"{__name__}.via", {})
     known[str(parameter.name)] = given
-    if len(known) == len(_OF_TUNNEL) and known[_OF_TUNNEL[0]] is not None:
+    has = [one.name for one in context.command.params if one.name in _OF_TUNNEL]
+    if len(known) == len(has) and known.get(_OF_TUNNEL[0]) is not None:
         # By its name: roles know nothing of ssh, and most commands need none.
         tunnel = importlib.import_module("deploy.ssh.tunnel").tunnel
         os.environ["TENUTO_RUN_DIR"] = str(context.with_resource(tunnel(*map(known.get, _OF_TUNNEL))))
@@ -161,13 +164,16 @@ def via_host() -> str:
 
 
 _OF_TUNNEL = ("via", "key_file")
-via_option = click.option(
-    "--via",
-    metavar="HOST",
-    expose_value=False,
-    callback=_through_tunnel,
-    help="The cluster of HOST, reached by ssh, instead of this host's; with --key all of it, else what runs on HOST itself.",
+
+
+def _via(told: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option("--via", metavar="HOST", expose_value=False, callback=_through_tunnel, help=told)
+
+
+via_option = _via(
+    "The cluster of HOST, reached by ssh, instead of this host's; with --key all of it, else what runs on HOST itself."
 )
+via_up_option = _via("The cluster that `tenuto up` runs on HOST, reached by ssh, instead of this host's.")
 
 
 key_option = click.option(

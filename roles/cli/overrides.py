@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -71,31 +72,40 @@ def override_options(command: Callable[..., None]) -> Callable[..., None]:
     return overriding
 
 
-def recorded(document: Mapping[str, Any], path: Path) -> list[Override]:
-    """The requests of every model that this trace names come as in it; those of the others must not (`not_recorded`)."""
-    named = _models_in(path)
-    trace = {"process": "trace", "path": str(path.absolute())}
-    return [
-        Override(f"models[{place}].arrival", trace, "--arrivals")
-        for place, model in enumerate(_models(document))
-        if named is None or str(model.get("name")) in named
-    ]
+@dataclass(frozen=True, slots=True)
+class RecordedArrivals:
+    """A trace that is played. `models`: the names in it; None: it has none, and every model gets all of it."""
+
+    path: Path
+    models: frozenset[str] | None
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedArrivals:
+        """Raises ConfigError for one that cannot be read; whether it can be played is asked later."""
+        return cls(path, _models_in(path))
+
+    def overrides(self, document: Mapping[str, Any]) -> list[Override]:
+        """The requests of every model that it names come as in it."""
+        trace = {"process": "trace", "path": str(self.path.absolute())}
+        return [
+            Override(f"models[{place}].arrival", trace, "--arrivals")
+            for place, model in enumerate(_models(document))
+            if self._names(str(model.get("name")))
+        ]
+
+    def silent(self, config: ClusterConfig) -> frozenset[str]:
+        """Of whom nothing comes: models that it does not name, and all applications.
+
+        What the stages of these asked is in the trace, as requests of models.
+        """
+        models = {one.name for one in config.models if not self._names(one.name)}
+        return frozenset(models | {one.name for one in config.applications})
+
+    def _names(self, model: str) -> bool:
+        return self.models is None or model in self.models
 
 
-def not_recorded(config: ClusterConfig, path: Path) -> frozenset[str]:
-    """Of whom nothing comes where that trace is played: models that it does not name, and all applications.
-
-    What the stages of these asked is in the trace, as requests of models.
-    """
-    named = _models_in(path)
-    silent = {one.name for one in config.applications}
-    return frozenset(
-        silent | {one.name for one in config.models if named is not None and one.name not in named}
-    )
-
-
-def _models_in(path: Path) -> set[str] | None:
-    """The names in a trace; None: it has none, and every model gets all of it. Whether it can be played is asked later."""
+def _models_in(path: Path) -> frozenset[str] | None:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.reader(file)
@@ -103,7 +113,7 @@ def _models_in(path: Path) -> set[str] | None:
             if "model" not in header:
                 return None
             column = header.index("model")
-            return {line[column].strip() for line in lines if len(line) > column}
+            return frozenset(line[column].strip() for line in lines if len(line) > column)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"--arrivals: {path} cannot be read: {error}") from error
 

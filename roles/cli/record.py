@@ -15,6 +15,7 @@ from fabric.ids import ModelId
 from fabric.keys import Keyring
 from roles.cli.json_output import echo_json
 from roles.cli.options import (
+    SHORTEST_S,
     FloatRange,
     OutputPath,
     chosen_run_dir,
@@ -27,9 +28,14 @@ from roles.cli.options import (
     writing,
 )
 from roles.cli.progress import progress
-from roles.cli.records import arrivals_of
+from roles.cli.records import arrivals_of, unasked_remark
 from roles.observability.recording import Recording
-from roles.runtime.running_cluster import active_schedulers, frontends_of, processes_in
+from roles.runtime.running_cluster import (
+    active_schedulers,
+    frontends_of,
+    processes_in,
+    unknown_frontends,
+)
 
 DURATION_S_MAX: Final = 86_400.0
 REMEMBERED_S: Final = 55.0
@@ -51,13 +57,13 @@ SETTLED_S: Final = 0.05
 @click.option(
     "--duration",
     "duration_s",
-    type=FloatRange(0, DURATION_S_MAX, is_low_allowed=False),
+    type=FloatRange(SHORTEST_S, DURATION_S_MAX),
     help="Record so long from now on, in s; Ctrl-C ends it earlier.  [default: 60]",
 )
 @click.option(
     "--last",
     "last_s",
-    type=FloatRange(0, REMEMBERED_S, is_low_allowed=False),
+    type=FloatRange(SHORTEST_S, REMEMBERED_S),
     help="Not from now on, but what came in the last so many s.",
 )
 @run_dir_flag
@@ -91,6 +97,8 @@ def record(
     finally:
         home.remove()
     remark(f"{name} did not answer: some arrivals may be missing" for name in sorted(asker.silent))
+    if asker.unasked:
+        remark([unasked_remark(asker.unasked)])
     missing = f"up to {ASK_EVERY_S:g} s of its arrivals are missing"
     remark(f"{role_id} ended meanwhile: {missing}" for role_id in sorted(recording.ended))
     remark(f"model {one} was removed meanwhile: {missing}" for one in sorted(recording.removed))
@@ -115,12 +123,13 @@ def record(
 
 @dataclass(slots=True)
 class _Asker:
-    """`silent`: who did not answer at some time."""
+    """`silent`: who did not answer at some time. `unasked`: how many frontends of other hosts there are."""
 
     recording: Recording
     run_dir: Path
     keyring: Keyring | None
     silent: set[str] = field(default_factory=set)
+    unasked: int = 0
     _slo_ms: dict[int, dict[ModelId, float]] = field(default_factory=dict)
     """By shard, of the models that its scheduler told of last."""
 
@@ -158,6 +167,8 @@ class _Asker:
             self._slo_ms[shard] = {model.model_id: model.slo_ms for model in one.status.models}
         slo_ms = {model_id: ms for its in self._slo_ms.values() for model_id, ms in its.items()}
         frontends = frontends_of(processes_in(self.run_dir))
+        if active:
+            self.unasked = unknown_frontends(active.values(), frontends)
         incarnations = {process.role_id: process.incarnation for process in frontends}
         self.recording.asks(slo_ms, incarnations, MonotonicClock().now_ms())
         for process in frontends:

@@ -15,8 +15,8 @@ from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.operator_questions import ask_role
 from roles.observability.remembered import (
     AbsenceSeen,
-    ArrivalsSeen,
     BatchSeen,
+    CountsSeen,
     RequestSeen,
     absences_seen,
     batches_seen,
@@ -30,6 +30,7 @@ from roles.runtime.running_cluster import (
     frontends_of,
     having,
     look,
+    unknown_frontends,
 )
 
 NEWEST: Final = 1 << 52
@@ -42,20 +43,32 @@ PAGES_MAX: Final = 32
 
 @dataclass(slots=True)
 class Remembered:
-    """`arrivals`: what frontends counted of each model that was asked for, and `bad` ones of the last minute. `plan`: see `BatchesRemembered.document`."""
+    """`counts`: what frontends counted of each model that was asked for. `plan`: see `BatchesRemembered.document`."""
 
     report: ClusterReport
     requests: list[RequestSeen] = field(default_factory=list)
     batches: list[BatchSeen] = field(default_factory=list)
-    arrivals: ArrivalsSeen = field(default_factory=ArrivalsSeen)
-    bad: dict[ModelId, int] = field(default_factory=dict)
-    unserved: dict[ModelId, int] = field(default_factory=dict)
-    """Of the bad ones: how many found no slice, or lost theirs."""
+    counts: CountsSeen = field(default_factory=CountsSeen)
     absences: list[AbsenceSeen] = field(default_factory=list)
     plan: str = ""
     keyring: Keyring | None = None
     silent: list[str] = field(default_factory=list)
     """Frontends that did not answer."""
+    unasked: int = 0
+    """Frontends of the cluster that are not known here."""
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """What is not in it."""
+        yield from (f"{role_id} does not answer: what it remembers is left out" for role_id in self.silent)
+        if self.unasked:
+            yield unasked_remark(self.unasked)
+
+
+def unasked_remark(count: int) -> str:
+    """Of a command that asks every frontend it can reach."""
+    were = "frontend of another host was" if count == 1 else "frontends of other hosts were"
+    return f"{count} {were} not asked: with --via HOST and --key all are"
 
 
 def remembered(
@@ -76,12 +89,20 @@ def remembered(
     # Where models are asked about, their shard's plan is the one that counts.
     for shard in sorted(active, key=lambda one: bool(models) and one not in having(models[0], active)):
         _ask_scheduler(found, active[shard], last_ms)
-    for frontend in frontends_of(found.report.processes):
+    asked = frontends_of(found.report.processes)
+    found.unasked = unknown_frontends(active.values(), asked)
+    for frontend in asked:
         try:
-            for model_id in models or (ModelId(""),):
-                _ask_frontend(found, frontend, model_id, request_id, last_ms)
-        except PeerLost:
+            told = [
+                _remembered_by(frontend, model_id, request_id, last_ms, keyring)
+                for model_id in models or (ModelId(""),)
+            ]
+        except PeerLost:  # a part of what it remembers would be taken for the whole
             found.silent.append(frontend.role_id)
+            continue
+        for one in told:
+            found.requests += one.requests
+            found.counts.add(frontend.role_id, one.model_id, one.first, one.answered_at_ms)
     return found
 
 
@@ -93,12 +114,17 @@ class NewRequests:
         self._keyring = keyring
         self._newest: dict[str, tuple[str, int]] = {}
         """By frontend: its incarnation, which counts anew, and the number of its newest request that was told."""
+        self.unasked = 0
+        """Frontends of the cluster that were not known here the last time."""
 
     def ask(self) -> tuple[list[RequestSeen], set[str]]:
         """Those that were not told before, and the frontends that do not answer. Raises PeerLost where there is no cluster."""
         found: list[RequestSeen] = []
         silent: set[str] = set()
-        for frontend in frontends_of(look(self._run_dir, self._keyring).processes):
+        report = look(self._run_dir, self._keyring)
+        frontends = frontends_of(report.processes)
+        self.unasked = unknown_frontends(report.active.values(), frontends)
+        for frontend in frontends:
             try:
                 found += self._told_by(frontend)
             except PeerLost:  # what it has told this time is asked for again
@@ -188,21 +214,36 @@ def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float
         before = oldest.number
 
 
-def _ask_frontend(
-    found: Remembered, frontend: ProcessReport, model_id: ModelId, request_id: str, last_ms: float | None
-) -> None:
+@dataclass(slots=True)
+class _Told:
+    """All that a frontend said of a model. `first`: its first answer, which has the counts."""
+
+    model_id: ModelId
+    first: RequestsRemembered
+    answered_at_ms: float
+    requests: list[RequestSeen]
+
+
+def _remembered_by(
+    frontend: ProcessReport,
+    model_id: ModelId,
+    request_id: str,
+    last_ms: float | None,
+    keyring: Keyring | None,
+) -> _Told:
+    told: _Told | None = None
     before = NEWEST
-    for page in range(PAGES_MAX):
-        answer = _asked(frontend, RecordsAsked(model_id, before, request_id), ANSWER_MS, found.keyring)
-        found.requests += requests_seen(answer, MonotonicClock().now_ms())
-        if page == 0 and answer.arrivals:
-            found.arrivals.add(model_id, answer)
-            found.bad[model_id] = found.bad.get(model_id, 0) + answer.bad
-            found.unserved[model_id] = found.unserved.get(model_id, 0) + answer.unserved
+    for _ in range(PAGES_MAX):
+        answer = _asked(frontend, RecordsAsked(model_id, before, request_id), ANSWER_MS, keyring)
+        now_ms = MonotonicClock().now_ms()
+        told = told or _Told(model_id, answer, now_ms, [])
+        told.requests += requests_seen(answer, now_ms)
         oldest = answer.requests[-1] if answer.requests else None
         if oldest is None or request_id or (last_ms is not None and oldest.ended_ago_ms > last_ms):
-            return
+            break
         before = oldest.number
+    assert told is not None, "it is asked at least once"
+    return told
 
 
 def newest_bad(requests: Sequence[RequestSeen], model_id: ModelId) -> Iterator[RequestSeen]:

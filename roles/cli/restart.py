@@ -1,4 +1,4 @@
-"""`tenuto restart --rolling`: every process of this host's cluster anew, one at a time."""
+"""`tenuto restart --rolling`: every process of a host's cluster anew, one at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from fabric.messages import Changed, RestartRoles, RoleChange, RoleDrainDryRun, 
 from fabric.operator_questions import ask_status
 from fabric.policy_options import counted
 from roles.cli.json_output import echo_json
-from roles.cli.options import chosen_run_dir, json_option, remark, run_dir_flag
+from roles.cli.options import (
+    chosen_run_dir,
+    json_option,
+    remark,
+    run_dir_flag,
+    via_host,
+    via_up_option,
+)
 from roles.runtime.core import SCHEDULER
 from roles.runtime.environment import RunDir
 from roles.runtime.operator_request import NotAnswered, ask_change, new_request_no
@@ -32,9 +39,10 @@ from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="Only say which processes would be restarted.")
 @run_dir_flag
+@via_up_option
 @json_option
 def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json: bool) -> None:
-    """Restart every process of this host's cluster: node agents, frontends, then the scheduler.
+    """Restart every process of a host's cluster: node agents, frontends, then the scheduler.
 
     Each ends when it has finished what it has, and the next one waits until it is as healthy as before. Exit 1 at the
     first that does not come back; the others are not touched then. Models that one node alone serves are away while that
@@ -103,7 +111,9 @@ def _tell_away(run_dir: Path) -> list[ModelId]:
 def require_running(run_dir: Path) -> None:
     """Raises PeerLost where no `tenuto up` runs."""
     if not is_claimed(run_dir):
-        raise PeerLost(f"no cluster runs in {run_dir}")
+        host = via_host()
+        where = f"`tenuto up` runs no cluster on {host}" if host else f"no cluster runs in {run_dir}"
+        raise PeerLost(where)
 
 
 def tell_processes(

@@ -26,7 +26,7 @@ from roles.cli.options import (
     warmup_option,
     writing,
 )
-from roles.cli.overrides import not_recorded, override_options, recorded
+from roles.cli.overrides import RecordedArrivals, override_options
 from roles.cli.progress import progress
 from roles.config.overrides import Override
 from roles.config.read_config import Overrides, load_document
@@ -88,13 +88,14 @@ def simulate(
 ) -> None:
     """Play the workload of FILE on its cluster, in virtual time."""
     plots = None if plot_path is None else painters()
+    recorded = None if arrivals is None else RecordedArrivals.read(arrivals)
 
     def given(document: Mapping[str, Any]) -> list[Override]:
-        return [*overrides(document), *([] if arrivals is None else recorded(document, arrivals))]
+        return [*overrides(document), *([] if recorded is None else recorded.overrides(document))]
 
     document, config = load_document(file, given)
     window = Window(warmup_s * 1000, (warmup_s + duration_s) * 1000)
-    silent: frozenset[str] = frozenset() if arrivals is None else not_recorded(config, arrivals)
+    silent: frozenset[str] = frozenset() if recorded is None else recorded.silent(config)
     workload = workload_of(config, seed, silent)
     remark(workload.remarks(window.until_ms))
     if is_replanned:

@@ -21,7 +21,7 @@ from roles.cli.options import (
     run_dir_flag,
     via_option,
 )
-from roles.cli.records import NewRequests
+from roles.cli.records import NewRequests, unasked_remark
 
 EVERY_S_MIN, EVERY_S_MAX = 0.2, 60.0
 
@@ -80,6 +80,8 @@ def spans(
                 is_away = True
                 select.select([], [], [], every_s)
                 continue
+            if is_first and asked.unasked:
+                remark([unasked_remark(asked.unasked)])
             is_first = is_away = False
             remark(
                 f"{role_id} does not answer: what it remembers is {'left out' if is_once else 'exported when it does'}"

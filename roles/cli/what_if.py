@@ -94,7 +94,7 @@ def what_if(
         found = _minute(home.path, change, key_file)
     finally:
         home.remove()
-    remark(f"{role_id} does not answer: what it remembers is left out" for role_id in found.silent)
+    remark(found.remarks)
     situation = situation_of(found)
     answer = asked(situation.like_live(), change, situation.bad_rates)
     if as_json:

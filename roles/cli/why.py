@@ -51,7 +51,7 @@ def why(*, model: str, run_dir_option: Path | None, key_file: Path | None, as_js
         report = last_minute(home.path, keyring_of(key_file), ModelId(model))
     finally:
         home.remove()
-    remark(f"{role_id} does not answer: what it remembers is left out" for role_id in report.silent)
+    remark(report.remarks)
     with progress("simulations of the last minute") as on_step:
         evidence, findings, found = _examined(report, ModelId(model), on_step)
     if as_json:
@@ -66,6 +66,7 @@ def why_document(evidence: Evidence, findings: list[Finding], found: list[Remedy
     return {
         "model": evidence.model_id,
         "slo_ms": evidence.slo_ms,
+        "span_s": evidence.span_ms / 1e3,
         "offered": evidence.offered,
         "bad": evidence.bad,
         "bad_rate": evidence.bad_rate,
@@ -102,22 +103,23 @@ def _examined(
 
 def situation_of(report: Remembered) -> Situation:
     """What was gathered, as the rules want it."""
-    scheduler = report.report.scheduler
+    scheduler, counts = report.report.scheduler, report.counts
     plan = scheduler.plan
-    arrivals = report.arrivals.by_model()
+    arrivals = counts.by_model()
+    minute = minute_of(report.plan, arrivals, counts.bin_ms)
     return Situation(
-        minute_of(report.plan, arrivals, report.arrivals.bin_ms),
+        minute,
         report.requests,
         report.batches,
         arrivals,
-        report.arrivals.bin_ms,
-        report.arrivals.offered,
-        report.bad,
+        counts.bin_ms,
+        counts.offered(minute.span_ms),
+        counts.bad(minute.span_ms),
         {one.model_id: one.replicas for one in scheduler.models},
         {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},
         {} if plan is None else {one.model_id: one.planned_rps for one in plan.models if one.planned_rps},
         _unhosted(scheduler),
-        report.unserved,
+        counts.unserved(minute.span_ms),
         {one.model_id: hosting_of(scheduler, one.model_id) for one in scheduler.models},
         report.absences,
     )
@@ -144,16 +146,17 @@ def _unhosted(scheduler: StatusListed) -> dict[ModelId, dict[SliceId, str]]:
 def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> list[str]:
     """The lines for people."""
     model, slo = evidence.model_id, shown_ms(evidence.slo_ms)
-    count = f"{evidence.bad} of {evidence.offered} requests of the last minute were late or refused ({evidence.bad_rate:.1%})"
+    span = f"the last {evidence.span_ms / 1e3:.0f} s"
+    count = f"{evidence.bad} of {evidence.offered} requests of {span} were late or refused ({evidence.bad_rate:.1%})"
     if not findings:
         if not evidence.offered:
-            return [f"No request for {model} came in the last minute."]
+            return [f"No request for {model} came in {span}."]
         if evidence.bad_rate < BAD_RATE_ALLOWED:
             return [f"{model} keeps its SLO of {slo}: {count}."]
         return [f"{model} misses its SLO of {slo}: {count}. Nothing that is measured explains it."]
     lines = [f"{model} misses its SLO of {slo}: {count}."]
     if evidence.replicas == 0:
-        nobody = f"{model} is not served, and no request for it came in the last minute."
+        nobody = f"{model} is not served, and no request for it came in {span}."
         lines = [f"{model} is not served: {count}." if evidence.offered else nobody]
     for number, finding in enumerate(findings, 1):
         lines += [f"{number}. {finding.cause.replace('_', ' ')}: {finding.sentence}.", f"   {finding.advice}"]

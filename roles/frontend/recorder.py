@@ -259,7 +259,9 @@ class RequestRecorder:
             return RequestsRemembered(requests)
         arrivals, bad = counts.arrivals.listed(now_ms), counts.bad_lately.listed(now_ms)
         newest, unserved = counts.arrivals.number(now_ms), counts.unserved_lately.listed(now_ms)
-        return RequestsRemembered(requests, arrivals, ARRIVAL_BIN_MS, sum(bad), newest, sum(unserved))
+        return RequestsRemembered(
+            requests, arrivals, ARRIVAL_BIN_MS, sum(bad), newest, sum(unserved), bad, unserved
+        )
 
     def figures(self, after: ModelId, now_ms: float) -> FiguresListed:
         """How models fare now, by name, those that come after one."""

@@ -17,6 +17,8 @@ from roles.runtime.metrics import catalog
 OBJECTIVE_PERCENT: Final = 99.0
 BAD_MIN: Final = 10
 """Bad requests in the long window that an alarm needs: of a model that nobody uses one late answer is a large part."""
+OUTAGE: Final = 0.9
+"""A part of requests that is bad enough for every alarm: more than all cannot be, whatever an objective permits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def _rates() -> Iterator[dict[str, Any]]:
 def _burns(config: ClusterConfig, allowance: float) -> Iterator[dict[str, Any]]:
     slos = "; ".join(f"{model.name} {shown_ms(model.slo_ms)}" for model in config.models[:20])
     for burn in BURNS:
-        over = f"{burn.rate:g} * {allowance:.6g}"
+        rate = min(burn.rate, OUTAGE / allowance)
+        over = f"{rate:.3g} * {allowance:.6g}"
         bad = f"({served(burn.long)} - ({good(burn.long)} or 0 * {served(burn.long)}))"
         yield {
             "alert": "TenutoSloBurns",
@@ -100,7 +103,7 @@ def _burns(config: ClusterConfig, allowance: float) -> Iterator[dict[str, Any]]:
             "annotations": {
                 "summary": (
                     "{{ $labels.model }} misses its SLO: {{ $value | humanizePercentage }} bad"
-                    f" over {burn.long}, {burn.rate:g} times what is allowed"
+                    f" over {burn.long}, {rate:.3g} times what is allowed"
                 ),
                 "description": f"tenuto why {{{{ $labels.model }}}} says why. SLOs when this file was written: {slos}.",
             },

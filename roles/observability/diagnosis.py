@@ -70,12 +70,13 @@ class Played:
 class Evidence:
     """What is known of one model's last minute.
 
-    `profile_ms`: by slice and batch size, what the configured profile says. `late_timers_ms`: p99 of each process.
+    `offered`, `bad`: in its last `span_ms`, as much of it as was played. `profile_ms`: by slice and batch size, what the configured profile says. `late_timers_ms`: p99 of each process.
     `configured_way_ms`: of inputs and outputs together. `dispersion`: of its arrivals, see `BURSTY`.
     """
 
     model_id: ModelId
     slo_ms: float
+    span_ms: float
     offered: int
     bad: int
     replicas: int

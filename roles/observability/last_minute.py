@@ -24,7 +24,7 @@ from policies.batching.registry import discipline_options
 from policies.placement.common.base import GpuSlot
 from profiles.device_model import DeviceModel
 from profiles.model import ModelProfile
-from roles.config.cluster import ClusterConfig, NodeConfig, PolicyChoice
+from roles.config.cluster import ClusterConfig, NetworkConfig, NodeConfig, PolicyChoice
 from roles.config.read_config import parse_config
 from roles.observability.remembered import BatchSeen
 from roles.scheduler.replay_start import settings_of
@@ -135,8 +135,8 @@ class Minute(Struct, frozen=True):
         return replace(self, arrivals=arrivals)
 
     def like_live(self, slowdown: Slowdown, transfer_ms: float, return_ms: float) -> Minute:
-        """With these for the run times of profiles and the ways of the configuration."""
-        network = replace(self.config.network, control_ms=transfer_ms / 2, result_ms=return_ms)
+        """With these for the run times of profiles and the ways of the configuration, whose data and jitter are in them."""
+        network = NetworkConfig(control_ms=transfer_ms / 2, result_ms=return_ms)
         return replace(self, config=replace(self.config, network=network), slowdown=slowdown)
 
     def with_slo(self, model_id: ModelId, slo_ms: float) -> Minute:

@@ -13,12 +13,10 @@ from typing import Final
 
 from fabric.ids import ModelId
 from fabric.messages import RequestsRemembered
+from roles.observability.remembered import zero_of_clock_ms
 
 ARRIVALS_MAX: Final = 20_000_000
 """Of one recording, some 30 bytes each on the disk."""
-
-SAME_CLOCK_MS: Final = 50.0
-"""Hosts that were started within so short a time of each other are taken for one."""
 
 
 @dataclass(slots=True)
@@ -63,8 +61,7 @@ class Recording:
         if not told.arrivals or not told.bin_ms:
             return
         bin_ms = told.bin_ms
-        # The clock of another host has another zero; the first answer says which, to within its way here. This host's has ours.
-        zero_ms = self._zero_ms.setdefault(frontend, _zero_ms(now_ms - (told.newest_bin + 1) * bin_ms))
+        zero_ms = self._zero_ms.setdefault(frontend, zero_of_clock_ms(told, now_ms))
         oldest = told.newest_bin + 1 - len(told.arrivals)
         # One that is told of for the first time had nothing to forget before all were asked the last time.
         since_ms = self.from_ms if self._asked_before_ms is None else self._asked_before_ms
@@ -95,7 +92,3 @@ class Recording:
         ]
         for moment, model_id in heapq.merge(*rows):
             yield f"{moment:.3f},{model_id}\n"
-
-
-def _zero_ms(estimated_ms: float) -> float:
-    return 0.0 if abs(estimated_ms) < SAME_CLOCK_MS else estimated_ms

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import (
@@ -16,6 +17,11 @@ from fabric.messages import (
     SliceAbsence,
 )
 from roles.runtime.metrics.catalog import CLIENT_FAULTS
+
+SAME_CLOCK_MS: Final = 50.0
+"""Hosts that were started within so short a time of each other are taken for one."""
+SECOND_MS: Final = 1_000.0
+"""Frontends count what was bad in bins as wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,34 +106,78 @@ class AbsenceSeen:
         return self.entry.slice_id
 
 
-class ArrivalsSeen:
-    """What frontends of one host counted of models, added up bin by bin; bins have numbers on that host's clock.
+class CountsSeen:
+    """What frontends counted of models, added up bin by bin; bins have numbers on the asker's clock.
 
-    Each answer reaches back a minute from its own moment. All models are told over the span that every answer covers, without the
-    bin of the first answer's moment, which was not over. `offered`: of each answer's whole minute, as what was bad is counted.
+    Each answer reaches back a minute from its own moment. Arrivals are told over the span that every answer covers, without the
+    bin of the first answer's moment, which was not over. What was bad is known by the second.
     """
 
     def __init__(self) -> None:
         self.bin_ms = 0.0
-        self.offered: Counter[ModelId] = Counter()
-        self._counts: dict[ModelId, Counter[int]] = {}
+        self._zeros_ms: dict[str, float] = {}
+        self._arrivals: defaultdict[ModelId, Counter[int]] = defaultdict(Counter)
+        self._bad: defaultdict[ModelId, Counter[int]] = defaultdict(Counter)
+        self._unserved: defaultdict[ModelId, Counter[int]] = defaultdict(Counter)
         self._first, self._end = 0, 1 << 62
 
-    def add(self, model_id: ModelId, told: RequestsRemembered) -> None:
-        """An answer that was asked for about that model."""
+    def add(self, frontend: str, model_id: ModelId, told: RequestsRemembered, now_ms: float) -> None:
+        """A frontend's answer, which came just now, that was asked for about that model; nothing where it does not serve it."""
+        if not told.arrivals or not told.bin_ms:
+            return
         self.bin_ms = told.bin_ms
-        self.offered[model_id] += sum(told.arrivals)
-        first = told.newest_bin + 1 - len(told.arrivals)
-        self._first, self._end = max(self._first, first), min(self._end, told.newest_bin)
-        counts = self._counts.setdefault(model_id, Counter())
-        for number, count in enumerate(told.arrivals, first):
-            if count:
-                counts[number] += count
+        zero_ms = self._zeros_ms.setdefault(frontend, zero_of_clock_ms(told, now_ms))
+        newest = told.newest_bin + round(zero_ms / told.bin_ms)
+        first = newest + 1 - len(told.arrivals)
+        self._first, self._end = max(self._first, first), min(self._end, newest)
+        _add(self._arrivals[model_id], first, 1, told.arrivals)
+        in_second = round(SECOND_MS / told.bin_ms)
+        second = newest - told.newest_bin % in_second
+        # An older frontend tells of the whole minute alone.
+        for counts, its in (
+            (self._bad[model_id], told.bad_by_second or (told.bad,)),
+            (self._unserved[model_id], told.unserved_by_second or (told.unserved,)),
+        ):
+            _add(counts, second - (len(its) - 1) * in_second, in_second, its)
 
     def by_model(self) -> dict[ModelId, list[int]]:
-        """Oldest first, all of the same bins."""
+        """Arrivals, oldest first, all of the same bins."""
         span = range(self._first, self._end)
-        return {model_id: [counts[number] for number in span] for model_id, counts in self._counts.items()}
+        return {model_id: [counts[number] for number in span] for model_id, counts in self._arrivals.items()}
+
+    def offered(self, span_ms: float) -> Mapping[ModelId, int]:
+        """What came in the newest `span_ms`, to within a second, and since: of whole seconds, as what was bad is known."""
+        return self._newest(self._arrivals, span_ms)
+
+    def bad(self, span_ms: float) -> Mapping[ModelId, int]:
+        """How many were late or refused in these seconds, through no fault of their client's."""
+        return self._newest(self._bad, span_ms)
+
+    def unserved(self, span_ms: float) -> Mapping[ModelId, int]:
+        """How many of the bad ones found no slice, or lost theirs."""
+        return self._newest(self._unserved, span_ms)
+
+    def _newest(self, counts: Mapping[ModelId, Counter[int]], span_ms: float) -> dict[ModelId, int]:
+        if not counts:
+            return {}
+        since = self._end - round(span_ms / self.bin_ms)
+        since -= since % round(SECOND_MS / self.bin_ms)
+        return {
+            model_id: sum(count for number, count in its.items() if number >= since)
+            for model_id, its in counts.items()
+        }
+
+
+def _add(counts: Counter[int], first: int, step: int, its: Sequence[int]) -> None:
+    for at, count in enumerate(its):
+        if count:
+            counts[first + at * step] += count
+
+
+def zero_of_clock_ms(told: RequestsRemembered, now_ms: float) -> float:
+    """When the frontend's clock was at 0, on the asker's, to within the way of its answer, which came just now: 0 on the same host."""
+    zero_ms = now_ms - (told.newest_bin + 1) * told.bin_ms
+    return 0.0 if abs(zero_ms) < SAME_CLOCK_MS else zero_ms
 
 
 def gpu_of(slice_id: SliceId) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
+from fabric.messages import SliceSpec
 from profiles.interference import Running
 from roles.config.cluster import ClusterConfig
 from roles.observability.absences import absences_of
@@ -24,9 +25,9 @@ MINUTE_MS: Final = 60_000.0
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that is known of a cluster's last minute. `arrivals`: by model, counts in bins of `bin_ms`; `bad`: of the minute.
+    """All that is known of a cluster's last minute. `arrivals`: by model, counts in bins of `bin_ms`.
 
-    `late_timers_ms`: p99 of each process's loop. `planned_rps`: what the present plan is for.
+    `offered`, `bad`, `unserved`: of the part of it that `minute` has, to within a second. `late_timers_ms`: p99 of each process's loop. `planned_rps`: what the present plan is for.
     """
 
     minute: Minute
@@ -49,7 +50,7 @@ class Situation:
 
     @property
     def bad_rates(self) -> Mapping[ModelId, float]:
-        """Of what came of each model in the minute."""
+        """Of what came of each model in the part of the minute that is played."""
         return {
             model_id: min(1.0, self.bad.get(model_id, 0) / count)
             for model_id, count in self.offered.items()
@@ -60,12 +61,17 @@ class Situation:
         """About one model, with its minute played again where it misses its SLO, unless that would take too long."""
         minute = self.minute
         counts = self.arrivals.get(model_id, ())
+        if counts:
+            counts = counts[-round(minute.span_ms / self.bin_ms) :]
         batches = [one for one in self.batches if one.entry.ended_ago_ms <= MINUTE_MS]
         network = minute.config.network
+        sizes = [one.entry.batch_size for one in batches if one.model_id == model_id]
+        data_ms = network.data_ms_per_item * (median(sizes) if sizes else 1)
         hosting = self.hosting.get(model_id, ())
         return Evidence(
             model_id,
             minute.config.model(model_id).slo_ms,
+            minute.span_ms,
             self.offered.get(model_id, 0),
             self.bad.get(model_id, 0),
             self.replicas.get(model_id, 0),
@@ -80,7 +86,7 @@ class Situation:
             minute.rates_rps,
             self.planned_rps,
             dispersion_of(counts),
-            network.control_ms + network.result_ms + network.data_ms_per_item,
+            network.control_ms + network.result_ms + data_ms,
             suspects_played(minute, model_id, dict(self.planned_rps)) if is_played else Played(),
             self.unhosted.get(model_id, {}),
             self.unserved.get(model_id, 0),
@@ -128,12 +134,20 @@ class Situation:
             if gpu_type is None or spec is None:
                 continue
             try:
-                table = config.device_model(gpu_type).exec_table(model_id, spec.share_percent)
+                table = _table_ms(config, model_id, gpu_type, spec)
             except (ConfigError, ProfileError):
                 continue
             if 0 < size <= len(table):
                 found[slice_id, size] = table[size - 1]
         return found
+
+
+def _table_ms(config: ClusterConfig, model_id: ModelId, gpu_type: str, spec: SliceSpec) -> Sequence[float]:
+    """l(b) at index b - 1, of a pipeline all stages together. Raises ConfigError or ProfileError where there is none."""
+    profile = config.model(model_id).find_profile(gpu_type)
+    if spec.is_pipeline and profile is not None:
+        return [sum(times_ms) for times_ms in zip(*profile.stage_tables(spec.stages), strict=True)]
+    return config.device_model(gpu_type).exec_table(model_id, spec.share_percent)
 
 
 def _slowed_by_neighbours(

@@ -15,7 +15,7 @@ from roles.runtime.live_figures import LiveModel
 LATE_TIMERS_MS: Final = 5.0
 """Timers that late (p99 of a process) are told: batches leave earlier for them, up to this (the guard's most)."""
 BAD_MIN: Final = 2
-"""Requests: one alone is no alarm."""
+"""Requests: one alone is no alarm, whatever part of a rare model's it is."""
 _LEVELS: Final = {SliceState.STARTING: "warn", SliceState.FAILED: "bad", SliceState.LOST: "bad"}
 ALARMS_MAX: Final = 24
 NAMED_MAX: Final = 4
@@ -32,12 +32,7 @@ class Alarm:
 
 def is_missed(model: LiveModel | None) -> bool:
     """Whether too many of a model's requests of the last seconds were late or dropped."""
-    return (
-        model is not None
-        and model.bad_rate is not None
-        and model.bad_rate >= BAD_RATE_ALLOWED
-        and model.late + model.drops >= BAD_MIN
-    )
+    return model is not None and model.bad_rate is not None and model.bad_rate >= BAD_RATE_ALLOWED
 
 
 def alarms_of(look: Look) -> Sequence[Alarm]:
@@ -52,7 +47,7 @@ def _models(look: Look) -> Iterator[Alarm]:
         live = look.figures.models.get(info.model_id)
         if info.replicas == 0:
             yield Alarm("bad", info.model_id, "no ready slice hosts it")
-        elif live is not None and live.bad_rate is not None and is_missed(live):
+        elif live is not None and is_missed(live) and live.late + live.drops >= BAD_MIN:
             drops = ", ".join(f"{count} {code}" for code, count in live.dropped.items())
             parts = [f"{live.late} late"] * (live.late > 0) + [drops] * bool(drops)
             yield Alarm(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fabric.ids import ModelId
 from roles.observability.explain import explain
-from roles.observability.remembered import BatchSeen
+from roles.observability.remembered import BatchSeen, RequestSeen
 from roles.page.json_view import Shown
 from roles.page.recent_history import Lately
 from roles.page.snapshot import Look
@@ -24,7 +24,8 @@ FRAME_BATCHES_MAX: Final = 2_048
 """In one frame, the newest; how many were left out is told."""
 ANSWER_BYTES_MAX: Final = 1 << 20
 """Of frames in one answer, the newest."""
-EXPLAINED_MAX: Final = 10
+EXPLAINED_MAX: Final = 24
+"""The newest of each of so many models, those that had one last."""
 EXPLAINED_AT_ONCE: Final = 4
 """Of one look: to explain a request takes a walk over all batches of the last half minute."""
 _FINE, _ODD = 0, 1
@@ -36,7 +37,8 @@ class Feed:
     def __init__(self) -> None:
         self._lately = Lately()
         self._shown = Shown()
-        self._explained: deque[dict[str, Any]] = deque(maxlen=EXPLAINED_MAX)
+        self._explained: dict[ModelId, dict[str, Any]] = {}
+        """Newest first."""
         self._frames: tuple[tuple[int, bytes], ...] = ()
         self._newest = 0
         self._served = secrets.token_hex(8)
@@ -50,7 +52,9 @@ class Feed:
         self._lately.add(look.batches, look.requests, look.from_ms, look.at_ms)
         state = self._shown.state(look, self._lately)
         self._explain(look)
-        state["late"] = [{**one, "ago_ms": round(look.at_ms - one["ended_at_ms"])} for one in self._explained]
+        state["late"] = [
+            {**one, "ago_ms": round(look.at_ms - one["ended_at_ms"])} for one in self._explained.values()
+        ]
         self._newest += 1
         frame = json.dumps(self._frame(look), separators=(",", ":")).encode()
         self._state = _json(state)
@@ -116,27 +120,29 @@ class Feed:
     # ------------------------------------------------------------ late requests
 
     def _explain(self, look: Look) -> None:
-        bad = [request for request in look.requests if request.is_bad]
-        # One of each model at first: a flood of one model's would hide all others.
-        newest = {request.record.model_id: request for request in bad}
-        chosen = [*newest.values()][-EXPLAINED_AT_ONCE:]
-        if not chosen:
+        newest = {request.record.model_id: request for request in look.requests if request.is_bad}
+        if not newest:
             return
         batches = self._lately.batches
-        for request in chosen:
+        for request in sorted(newest.values(), key=self._explained_at_ms)[:EXPLAINED_AT_ONCE]:
             record = request.record
             hosting = {one.slice_id for one in look.report.scheduler.slices if record.model_id in one.models}
-            self._explained.appendleft(
-                {
-                    "request_id": record.request_id,
-                    "model": record.model_id,
-                    "outcome": record.outcome,
-                    "total_ms": round(request.ledger.total_ms, 1),
-                    "budget_ms": round(record.budget_ms, 1),
-                    "ended_at_ms": round(request.ended_at_ms, 1),
-                    "sentences": list(explain(request, batches, hosting).sentences),
-                }
-            )
+            self._explained[record.model_id] = {
+                "request_id": record.request_id,
+                "model": record.model_id,
+                "outcome": record.outcome,
+                "total_ms": round(request.ledger.total_ms, 1),
+                "budget_ms": round(record.budget_ms, 1),
+                "ended_at_ms": round(request.ended_at_ms, 1),
+                "sentences": list(explain(request, batches, hosting).sentences),
+            }
+        newest_first = sorted(self._explained.items(), key=lambda one: -one[1]["ended_at_ms"])
+        self._explained = dict(newest_first[:EXPLAINED_MAX])
+
+    def _explained_at_ms(self, request: RequestSeen) -> float:
+        """When the one of its model ended that is explained now: those of which none is, or an old one, come first."""
+        former = self._explained.get(request.record.model_id)
+        return -math.inf if former is None else former["ended_at_ms"]
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

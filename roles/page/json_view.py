@@ -18,6 +18,7 @@ from roles.runtime.live_figures import LiveModel
 MODELS_MAX: Final = 256
 SLICES_MAX: Final = 512
 LINES_MAX: Final = 12
+MISSED_NAMED_MAX: Final = 3
 _WORTH: Final = 0.15
 """Of a request's time: a part that is that much of it is named."""
 STAGE_NAMES: Final[Mapping[str, str]] = {
@@ -47,6 +48,9 @@ class Shown:
         self.models.keep(one.model_id for one in infos)
         self.slices.keep(one.slice_id for one in slices)
         standing, plan = listed.standing, listed.plan
+        missed = sorted(
+            one.model_id for one in listed.models if _is_missed(one, look.figures.models.get(one.model_id))
+        )
         return {
             "cluster": {
                 "scheduler": listed.role_id,
@@ -58,6 +62,7 @@ class Shown:
             },
             "models": self._models(look, lately, infos),
             "models_more": len(listed.models) - len(infos),
+            "missed": {"count": len(missed), "named": missed[:MISSED_NAMED_MAX]},
             "gpus": self._gpus(look, lately, slices),
             "slices_more": len(listed.slices) - len(slices),
             "plan": None
@@ -109,7 +114,7 @@ class Shown:
                     "stages_ms": None if parts is None else [_rounded(one) for one in parts],
                     "planned_rps": None if advice is None else _rounded(advice.planned_rps),
                     "gpus_advised": None if advice is None else _rounded(advice.gpus),
-                    "is_missed": is_missed(own) or info.replicas == 0,
+                    "is_missed": _is_missed(info, own),
                     "says": _says(info, own, parts),
                 }
             )
@@ -189,6 +194,10 @@ def _number(text: str) -> int:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+def _is_missed(info: ModelInfo, live: LiveModel | None) -> bool:
+    return info.replicas == 0 or is_missed(live)
 
 
 def _says(info: ModelInfo, live: LiveModel | None, stages_ms: Sequence[float] | None) -> str:

@@ -23,7 +23,7 @@ ANSWER_MS: Final = 1_000.0
 BATCH_PAGES_MAX: Final = 4
 """Answers with batches that a scheduler is asked for in one look: half a millisecond of its loop each."""
 WITHOUT_PLAN: Final = 1
-"""Whoever asks a scheduler for what came after a batch does not get the plan, which is large: so its very first one is never shown."""
+"""Whoever asks a scheduler for what came after a batch does not get the plan, which is large. No batch has this number."""
 
 
 class _Told(NamedTuple):

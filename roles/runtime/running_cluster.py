@@ -297,6 +297,12 @@ def frontends_of(processes: Iterable[ProcessReport]) -> list[ProcessReport]:
     ]
 
 
+def unknown_frontends(active: Iterable[ActiveScheduler], known: Sequence[ProcessReport]) -> int:
+    """How many frontends schedulers have beyond these: those of other hosts."""
+    connected = max((round(one.status.counters.get("frontends", 0.0)) for one in active), default=0)
+    return max(0, connected - len(known))
+
+
 def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     """Where the living cluster can be reached: client, http, … of frontends and gateways, control of the scheduler, all metrics."""
     endpoints: dict[str, list[str]] = {}

@@ -175,11 +175,19 @@ class FullWorld:
         self.dropped[traffic.model_id] += code != DeadlineExceeded.code
         self._unanswered -= 1
 
-    def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
+    def ran(
+        self,
+        node: SimulatedNode,
+        spec: SliceSpec,
+        batch_id: BatchId,
+        size: int,
+        spans: Sequence[tuple[float, float]],
+    ) -> None:
         """See `Surroundings`."""
         times = self.times_of_batch[batch_id]
         number_of, ended_at_ms = self._gpu_numbers, self.clock.now_ms()
-        gang = spec.gpus if spec.is_gang else ()
+        if spec.is_gang:
+            spans = [(times.started_at_ms, ended_at_ms)] * len(spec.gpus)
         self.batches.append(
             BatchRecord(
                 times.model_id,
@@ -190,7 +198,9 @@ class FullWorld:
                 times.sent_at_ms,
                 times.started_at_ms,
                 ended_at_ms,
-                tuple((number_of[node.node_id, gpu], times.started_at_ms, ended_at_ms) for gpu in gang),
+                tuple(
+                    (number_of[node.node_id, gpu], *span) for gpu, span in zip(spec.gpus, spans, strict=False)
+                ),
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,8 +74,15 @@ class Surroundings(Protocol):
         """That request has its final answer, and no outputs."""
         ...
 
-    def ran(self, node: SimulatedNode, spec: SliceSpec, batch_id: BatchId, size: int) -> None:
-        """A batch ended on that slice; 0: it was stopped."""
+    def ran(
+        self,
+        node: SimulatedNode,
+        spec: SliceSpec,
+        batch_id: BatchId,
+        size: int,
+        spans: Sequence[tuple[float, float]],
+    ) -> None:
+        """A batch ended on that slice; 0: it was stopped. `spans`: when each stage of a pipeline had it."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
@@ -91,7 +92,7 @@ class VirtualWorker:
         """One of its slices has something to say."""
         if isinstance(event, JobRan):
             size = len(event.outputs[0].array)
-            self._agent.ran(event.slice_id, event.batch_id, size, event.began_at_ms)
+            self._agent.ran(event.slice_id, event.batch_id, size, event.began_at_ms, event.spans)
             handle, times_ms = Handle(next(self._handles)), (event.exec_ms, event.began_at_ms)
             self._take(BatchRan(event.slice_id, event.batch_id, handle, (), *times_ms))
         else:
@@ -232,10 +233,17 @@ class VirtualAgent:
         self._loading.pop((slice_id, model_id), None)
         self.devices.unload_model(slice_id, model_id)
 
-    def ran(self, slice_id: SliceId, batch_id: BatchId, size: int, began_at_ms: float) -> None:
-        """A batch of a worker ended."""
+    def ran(
+        self,
+        slice_id: SliceId,
+        batch_id: BatchId,
+        size: int,
+        began_at_ms: float,
+        spans: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        """A batch of a worker ended; `spans` as `JobRan` has them."""
         self._world.times_of_batch[batch_id].started_at_ms = began_at_ms
-        self._world.ran(self._node, self._hosts[slice_id][1], batch_id, size)
+        self._world.ran(self._node, self._hosts[slice_id][1], batch_id, size, spans)
 
     def ended(self, worker: VirtualWorker, exit_code: int) -> None:
         """A worker's process is gone."""

@@ -249,6 +249,10 @@ def test_a_cluster_is_looked_at_changed_rolled_back_and_ended_while_it_serves(op
     only = operator.tenuto("deploy", "logs", file, "--role", "node-b")[1].splitlines()
     assert only
     assert all(line.split()[2:4] == ["b", "node-b"] for line in only)
+    by_host = json.loads(operator.tenuto("deploy", "logs", file, "--role", "node-b", "--json")[1])
+    assert set(by_host) == set(NAMES)
+    assert [one["line"] for one in by_host["b"]["lines"]]
+    assert {one["role"] for its in by_host.values() for one in its["lines"]} == {"node-b"}
     code, out, _ = operator.tenuto("deploy", "run", file, "--", "hostname; test $(hostname) != b")
     assert (code, out.split()) == (6, ["a", "a", "b", "b", "c", "c"])
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -67,6 +68,29 @@ def folder(tmp_path: Path) -> Path:
         run("add", str(path), f"node/{node}")
     run("add", str(path), "client/alice", "--out", str(tmp_path / "alice.key"))
     return path
+
+
+def test_what_a_command_did_is_told_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(*arguments: str) -> Any:
+        return json.loads(run(arguments[0], "keys", *arguments[1:], "--json"))
+
+    principals = ["scheduler", "frontend", "operator"]
+    assert told("create", "--dry-run") == {"folder": "keys", "principals": principals, "written": False}
+    assert not (tmp_path / "keys").exists()
+    assert told("create") == {"folder": "keys", "principals": principals, "written": True}
+    assert told("add", "client/alice") == {"principal": "client/alice", "file": "alice.key", "written": True}
+    rotated = {"principal": "frontend", "file": "keys/frontend.key", "written": True}
+    assert told("rotate", "frontend") == rotated | {"clients_behind": ["client/alice"]}
+    trusted = {one["principal"]: one["public"] for one in told("show")["keys"]}  # the oldest stays
+    revoked = told("revoke", "frontend", "--old")
+    assert revoked == {
+        "principal": "frontend",
+        "revoked": [trusted["frontend"]],
+        "written": True,
+        "clients_behind": ["client/alice"],
+    }
 
 
 @pytest.fixture

@@ -471,7 +471,7 @@ def test_what_finds_no_place_is_said_with_the_reason_by_up_status_and_why(home: 
         assert f"unplaced: tight (1.00 r/s): {words}" in " ".join(home.run(*command)[1].split())
     code, out, err = home.run("why", "tight")
     assert code == 0, err
-    assert out.startswith("tight is not served, and no request for it came in the last minute.\n")
+    assert out.startswith("tight is not served, and no request for it came in the last 60 s.\n")
     assert f"no ready slice hosts tight: {words}" in " ".join(out.split())
     assert home.run("down")[0] == 0
     home.assert_nothing_left()
@@ -546,7 +546,14 @@ def test_of_two_detached_starts_at_once_one_is_refused_and_the_other_has_its_log
     code, out, _ = home.run("logs", "--role", "up")
     assert code == 0
     assert out
-    assert home.run("down")[0] == 0
+    roles = {one["role_id"] for one in json.loads(home.run("status", "--json")[1])["processes"]}
+    assert json.loads(home.run("down", "--dry-run", "--json")[1]) == {"dry_run": True, "roles": sorted(roles)}
+    code, out, _ = home.run("down", "--json")
+    ended = json.loads(out)
+    assert code == 0
+    assert {one["role_id"] for one in ended["processes"]} == roles
+    assert not any(one["alive"] for one in ended["processes"])
+    assert ended["endpoints"]["client"]
     home.assert_nothing_left()
 
 

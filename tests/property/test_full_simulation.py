@@ -49,6 +49,8 @@ def test_both_simulators_run_pipelines_alike(first: int) -> None:
             continue
         full = play(document, seed, REQUESTS, is_full=True)
         assert fates_apart(fast, full) == [], f"setting {seed}"
+        assert full.outcome.busy_fraction == pytest.approx(fast.outcome.busy_fraction), f"setting {seed}"
+        assert full.outcome.used_gpus == fast.outcome.used_gpus
     assert crossed < PIPELINE_CASES / 4 / 5
 
 

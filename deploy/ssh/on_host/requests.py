@@ -240,6 +240,7 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     """Of the roles that live in this host's run directory: the deployed cluster's, else that of `tenuto up`.
 
     The deployed one is that of the folder that was asked for, else the one that runs here. `cluster`: what its configuration says of all roles' hosts.
+    `up`: where `tenuto up` takes requests, and which roles it keeps down; null where none runs.
     """
     del request
     given = os.environ.get("TENUTO_RUN_DIR")
@@ -258,8 +259,15 @@ def run_files(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     for folder in folders:
         living = living_in(place, folder)
         if living:
-            return {"run_files": living, "looked_in": [str(folder)], "cluster": cluster}
-    return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster}
+            supervisor = read_object(folder / "up.json")
+            up = {"socket": str(folder / "up.control"), "drained": supervisor.get("drained", [])}
+            return {
+                "run_files": living,
+                "looked_in": [str(folder)],
+                "cluster": cluster,
+                "up": up if living_pid(supervisor) else None,
+            }
+    return {"run_files": [], "looked_in": list(map(str, folders)), "cluster": cluster, "up": None}
 
 
 def ask(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,10 @@ class Warming(Struct, frozen=True):
 
 
 class JobRan(Struct, frozen=True):
-    """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time, `began_at_ms` when it began."""
+    """Outputs of the rows that were not rejected, stacked in their order; `exec_ms` is the device's time, `began_at_ms` when it began.
+
+    `spans`, of an emulated pipeline: from when until when each stage had it.
+    """
 
     slice_id: SliceId
     batch_id: BatchId
@@ -108,6 +111,7 @@ class JobRan(Struct, frozen=True):
     rejected: tuple[RejectedRow, ...]
     exec_ms: float
     began_at_ms: float
+    spans: Sequence[tuple[float, float]] = ()
 
 
 class LeftFirstStage(Struct, frozen=True):

@@ -51,8 +51,9 @@ class _Running:
     exec_ms: float = field(compare=False)
     began_at_ms: float = field(compare=False)
     stage: int = field(compare=False)
-    stages: int = field(compare=False)
-    """Of how many it is the end of one."""
+    """Whose end it is."""
+    spans: Sequence[tuple[float, float]] = field(compare=False)
+    """From when until when each stage has the batch."""
 
 
 @dataclass(slots=True)
@@ -153,14 +154,15 @@ class EmulatedExecutor:
         else:
             alone_ms = slice_.exec_ms[job.model_id][batch_size - 1]
             times_ms = [alone_ms * self.slowdown(job, batch_size, now_ms)]
-        at_ms, stages = now_ms, len(times_ms)
+        at_ms, spans = now_ms, []
         for stage, stage_ms in enumerate(times_ms):
-            at_ms = slice_.free_at_ms[stage] = max(at_ms, slice_.free_at_ms[stage]) + stage_ms
-            if stage in (0, stages - 1):
-                running = _Running(
-                    at_ms, next(self._order), job, batch_size, sum(times_ms), now_ms, stage, stages
-                )
-                heapq.heappush(self._running, running)
+            start_at_ms = max(at_ms, slice_.free_at_ms[stage])
+            at_ms = slice_.free_at_ms[stage] = start_at_ms + stage_ms
+            spans.append((start_at_ms, at_ms))
+        for stage in dict.fromkeys((0, len(spans) - 1)):
+            end_at_ms, order = spans[stage][1], next(self._order)
+            running = _Running(end_at_ms, order, job, batch_size, sum(times_ms), now_ms, stage, spans)
+            heapq.heappush(self._running, running)
 
     def _begin_next(self, slice_id: SliceId, now_ms: float) -> None:
         """What waits for the slice that has just become free."""
@@ -179,9 +181,12 @@ class EmulatedExecutor:
 
     def _end(self, ended: _Running) -> None:
         slice_id, batch_id = ended.job.slice_id, ended.job.batch_id
-        if ended.stage == ended.stages - 1:
+        if ended.stage == len(ended.spans) - 1:
             output = NamedTensor("output", np.zeros((ended.batch_size, 1), np.float32))
-            self._ready.append(JobRan(slice_id, batch_id, [output], (), ended.exec_ms, ended.began_at_ms))
+            spans = ended.spans if ended.stage else ()
+            self._ready.append(
+                JobRan(slice_id, batch_id, [output], (), ended.exec_ms, ended.began_at_ms, spans)
+            )
         else:
             self._ready.append(LeftFirstStage(slice_id, batch_id))
         if ended.stage == 0:

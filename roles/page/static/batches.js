@@ -8,6 +8,8 @@ export class Batches {
     this.slices = new Map(); // number -> batches in order of their begin
     this.largest = new Map(); // model number -> the largest batch of it that is kept
     this.count = 0;
+    this.leftOut = 0; // of the minute: seconds had more than an answer holds
+    this.cuts = []; // [when, how many were left out], in their order
     this.newestMs = 0;
   }
 
@@ -15,11 +17,14 @@ export class Batches {
   clear() {
     this.slices.clear();
     this.count = 0;
+    this.leftOut = 0;
+    this.cuts = [];
     this.newestMs = 0;
   }
 
   add(frames) {
     for (const frame of frames) {
+      if (frame.left_out) this.cuts.push([frame.until_ms, frame.left_out]);
       for (const [slice, model, fromMs, execMs, size, isOdd] of frame.batches) {
         let row = this.slices.get(slice);
         if (!row) this.slices.set(slice, (row = []));
@@ -32,6 +37,9 @@ export class Batches {
       }
     }
     this.#prune();
+    const { until_ms: nowMs } = frames.at(-1);
+    this.cuts = this.cuts.filter(([atMs]) => atMs >= nowMs - KEPT_MS);
+    this.leftOut = this.cuts.reduce((sum, [, count]) => sum + count, 0);
   }
 
   #prune() {

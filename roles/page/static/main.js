@@ -26,8 +26,7 @@ function onNews(news) {
     connection(trouble ? "lost" : "waiting", trouble || "asking the cluster");
     return;
   }
-  const missed = state.models.filter((model) => model.is_missed).map((model) => model.id);
-  verdict(missed, state.models.length);
+  verdict(state.missed, state.models.length + state.models_more);
   facts(state);
   showAlarms(state.alarms);
   showModels(state, askWhy, frames.length > 0);
@@ -35,28 +34,31 @@ function onNews(news) {
   showPlan(state);
   showLate(state.late);
   offerModels(state.models);
+  setText(byId("batches-more"), batches.leftOut ? `${batches.leftOut} more batches of the last minute are not shown.` : "");
   timeline.news(state, news.at_ms, frames.length ? frames.at(-1).until_ms : null);
   if (trouble) connection("lost", `${trouble}; as it was ${ms(age)} ago`);
   else connection("live", age > 3000 ? `as it was ${ms(age)} ago` : "live");
 }
 
-function verdict(missed, count) {
-  const text = missed.length ? `${missed.slice(0, 3).join(", ")}${missed.length > 3 ? ` and ${missed.length - 3} more` : ""} ${missed.length === 1 ? "misses its SLO" : "miss their SLOs"}` : count === 1 ? "The model keeps its SLO" : `All ${count} models keep their SLOs`;
+function verdict({ count: missed, named }, count) {
+  const more = missed > named.length ? ` and ${missed - named.length} more` : "";
+  const text = missed ? `${named.join(", ")}${more} ${missed === 1 ? "misses its SLO" : "miss their SLOs"}` : count === 1 ? "The model keeps its SLO" : `All ${count} models keep their SLOs`;
   const node = byId("verdict");
-  node.dataset.state = missed.length ? "bad" : "good";
+  node.dataset.state = missed ? "bad" : "good";
   if (node.textContent === text) return;
   setText(node, text);
-  document.title = missed.length ? `✗ ${missed.length} – Tenuto` : "✓ Tenuto";
+  document.title = missed ? `✗ ${missed} – Tenuto` : "✓ Tenuto";
   if (performance.now() - announcedAt >= ANNOUNCE_EVERY_MS) {
     announcedAt = performance.now();
     setText(byId("announcer"), text);
   }
 }
 
-function facts({ cluster, gpus, models }) {
+function facts({ cluster, gpus, models, models_more: more }) {
+  const count = models.length + more;
   const standbys = cluster.standbys.length ? `, ${cluster.standbys.join(", ")} standing by` : "";
   const shards = cluster.shards > 1 ? `${cluster.shards} shards, ` : "";
-  setText(byId("facts"), `${shards}${cluster.scheduler} active${standbys}, ${cluster.frontends} frontend${cluster.frontends === 1 ? "" : "s"}, ${gpus.length} GPU${gpus.length === 1 ? "" : "s"}, ${models.length} model${models.length === 1 ? "" : "s"}`);
+  setText(byId("facts"), `${shards}${cluster.scheduler} active${standbys}, ${cluster.frontends} frontend${cluster.frontends === 1 ? "" : "s"}, ${gpus.length} GPU${gpus.length === 1 ? "" : "s"}, ${count} model${count === 1 ? "" : "s"}`);
 }
 
 function connection(state, text) {

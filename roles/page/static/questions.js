@@ -25,10 +25,10 @@ export function askWhy(model) {
 }
 
 function showWhy(answer) {
-  const count = `${answer.bad} of ${answer.offered} requests of the last minute were late or refused (${percent(answer.bad_rate)})`;
+  const count = `${answer.bad} of ${answer.offered} requests of the last ${number(answer.span_s)} s were late or refused (${percent(answer.bad_rate)})`;
   const isFine = !answer.findings.length && answer.bad_rate < 0.01;
   const none = answer.findings.length || isFine ? "" : " Nothing that is measured explains it.";
-  setText(byId("why-state"), answer.offered ? `It ${isFine ? "keeps" : "misses"} its SLO of ${number(answer.slo_ms)} ms: ${count}.${none}` : "No request came in the last minute.");
+  setText(byId("why-state"), answer.offered ? `It ${isFine ? "keeps" : "misses"} its SLO of ${number(answer.slo_ms)} ms: ${count}.${none}` : `No request came in the last ${number(answer.span_s)} s.`);
   byId("why-findings").replaceChildren(...answer.findings.map((finding, at) => make("li", {}, make("b", { text: `${at + 1}. ${finding.cause.replaceAll("_", " ")}` }), make("p", { text: `${finding.sentence}.` }), make("p", { class: "note", text: `${finding.advice}.` }))));
   setHidden(byId("why-remedies"), answer.remedies.length === 0);
   byId("why-rows").replaceChildren(...answer.remedies.map((remedy) => make("tr", {}, make("th", { scope: "row", text: remedy.change }), make("td", { class: "n", text: percent(remedy.bad_rate) }), make("td", { text: remedy.is_enough ? "yes" : "it helps" }))));

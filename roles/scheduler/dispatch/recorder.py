@@ -54,8 +54,8 @@ class BatchRecorder:
         self.ends: Counter[tuple[SliceId, str]] = Counter()
         self.busy_ms: defaultdict[tuple[SliceId, ModelId], float] = defaultdict(float)
         self.gpu_busy_ms: defaultdict[tuple[str, int], float] = defaultdict(float)
-        self.number = 0
-        """Of the newest batch that has ended."""
+        self.number = 1
+        """Of the newest batch that has ended, from 2 on: who asks for all after 1 gets all, without the plan."""
         self._ended: deque[_Ended] = deque(maxlen=BATCHES_MAX)
 
     def dispatched(self, dispatch: Dispatch) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,7 +19,7 @@ from deploy.ssh.operations import host_rows, logs
 from deploy.ssh.rollout import Ended, Rollout
 from deploy.ssh.shell import Deployment, Result, exit_code_of
 from deploy.ssh.steps import Plan
-from fabric.errors import FabricError
+from fabric.errors import FabricError, PeerLost
 from roles.runtime.exit_codes import EXIT_PARTIAL
 from tests.unit.deploy.ssh.stage import MODEL, Stage, lines
 
@@ -354,6 +357,32 @@ def test_a_change_that_reached_no_scheduler_does_not_say_that_the_cluster_is_not
     result = CliRunner().invoke(deploy, ["up", str(tmp_path / "c.yaml")])
     assert isinstance(result.exception, FabricError)
     assert str(result.exception) == f"{how}: a: does not answer"
+
+
+def test_logs_are_told_by_host_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(request: Any, limit_s: float, on_progress: Callable[[Mapping[str, Any]], None]) -> None:
+        assert (request["do"], limit_s) == ("logs", 60.0)
+        on_progress({"role": "node-a", "lines": [[2.0, "later"], [1.0, "first"]]})
+
+    asked = mock.Mock(side_effect=ask)
+    away = mock.Mock(side_effect=PeerLost("b: no route"))
+    connections = {"a": mock.Mock(ask=asked), "b": mock.Mock(ask=away)}
+    monkeypatch.setattr(Deployment, "of", lambda _: mock.Mock(connections=connections))
+    (tmp_path / "c.yaml").touch()
+    result = CliRunner().invoke(logs, [str(tmp_path / "c.yaml"), "--json"])
+    assert result.exit_code == EXIT_PARTIAL
+    assert json.loads(result.stdout) == {
+        "a": {
+            "problem": "",
+            "lines": [
+                {"at_ms": 1.0, "role": "node-a", "line": "first"},
+                {"at_ms": 2.0, "role": "node-a", "line": "later"},
+            ],
+        },
+        "b": {"problem": "b: no route", "lines": []},
+    }
+    result = CliRunner().invoke(logs, [str(tmp_path / "c.yaml"), "--json", "--follow"])
+    assert (result.exit_code, "not with --follow" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize("ago", ["5", "m", "-1s", "9999999s", "1w"])

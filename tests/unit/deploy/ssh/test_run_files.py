@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -77,6 +78,16 @@ def test_of_several_it_is_the_one_that_is_named(starts: Starts) -> None:
     assert told("head")["looked_in"] == [str(ours)]
     with pytest.raises(Refused, match="several clusters of this user run on it"):
         told("10.0.0.1")
+
+
+def test_where_tenuto_up_takes_requests_is_told_while_it_lives(starts: Starts) -> None:
+    run_dir = starts(".tenuto", "head")
+    assert told("head")["up"] is None
+    supervisor = {"pid": os.getpid(), "is_ready": True, "endpoints": {}, "drained": ["frontend-1"]}
+    (run_dir / "up.json").write_text(json.dumps(supervisor))
+    assert told("head")["up"] == {"socket": f"{run_dir}/up.control", "drained": ["frontend-1"]}
+    (run_dir / "up.json").write_text(json.dumps(supervisor | {"pid": 0}))
+    assert told("head")["up"] is None
 
 
 def test_what_is_there_and_does_not_run_is_none(starts: Starts, short_path: Path) -> None:

@@ -20,10 +20,13 @@ from click.testing import CliRunner
 from deploy.ssh import tunnel as tunnels
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.tunnel import _addresses_of, _Forward, _forwarded, _sockets_of, tunnel
-from fabric.errors import FabricError
+from fabric.errors import FabricError, PeerLost
+from fabric.messages import Changed, RestartRoles
+from roles.cli import restart as restarts
 from roles.cli.options import key_option, via_option
 from roles.config.hosts import DeployConfig
 from roles.runtime.identities import is_over
+from roles.runtime.run_directory import UP_SOCKET, claim, drained_roles, is_claimed, run_files
 from tests.unit.deploy.ssh.stage import CLUSTER, Stage
 
 
@@ -153,7 +156,7 @@ def test_a_command_that_is_told_to_end_takes_its_tunnel_along(
         "incarnation": "1",
         "addresses": {"control": ["ipc:///run/t/s.control"]},
     }
-    answer = {"cluster": None, "run_files": [role], "looked_in": []}
+    answer = {"cluster": None, "run_files": [role], "looked_in": [], "up": None}
     monkeypatch.setattr(HostConnection, "ask", lambda *_: answer)
     seen: list[Path] = []
 
@@ -172,6 +175,51 @@ def test_a_command_that_is_told_to_end_takes_its_tunnel_along(
         signal.signal(number, former)
     assert ended.value.code == 128 + number
     assert not seen[0].exists()
+
+
+@pytest.mark.usefixtures("_stand_in_for_ssh")
+@pytest.mark.parametrize("is_up", [True, False])
+def test_where_tenuto_up_runs_there_it_is_asked_for_changes_as_here(
+    is_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = {
+        "role_id": "node-a",
+        "incarnation": "1",
+        "addresses": {"control": ["ipc:///run/t/node-a.control"]},
+    }
+    up = {"socket": "/run/t/up.control", "drained": ["frontend-1"]}
+    answer = {"cluster": None, "run_files": [role], "looked_in": [], "up": up if is_up else None}
+    monkeypatch.setattr(HostConnection, "ask", lambda *_: answer)
+    with tunnel("h") as folder:
+        assert is_claimed(folder) is is_up
+        assert (folder / UP_SOCKET).is_socket() is is_up
+        assert drained_roles(folder) == (["frontend-1"] if is_up else [])
+        assert [one.role_id for one in run_files(folder)] == ["node-a"]
+    assert not folder.exists()
+
+
+def test_a_restart_by_via_is_of_that_hosts_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENUTO_RUN_DIR", "before")
+
+    @contextmanager
+    def open_tunnel(host: str, key_file: Path | None = None) -> Iterator[Path]:
+        assert (host, key_file) == ("h", None)
+        yield tmp_path
+
+    monkeypatch.setattr(tunnels, "tunnel", open_tunnel)
+    asked: list[Path] = []
+
+    def ask_supervisor(run_dir: Path, change: RestartRoles) -> Changed:
+        asked.append(run_dir)
+        return Changed(change.request_no, "ok", started=3)
+
+    monkeypatch.setattr(restarts, "ask_supervisor", ask_supervisor)
+    with pytest.raises(PeerLost, match="`tenuto up` runs no cluster on h"):
+        CliRunner().invoke(restarts.restart, ["--rolling", "--via", "h"], catch_exceptions=False)
+    with claim(tmp_path):
+        done = CliRunner().invoke(restarts.restart, ["--rolling", "--via", "h", "--json"])
+    assert json.loads(done.stdout)["restarted"] == 3, done.output
+    assert asked == [tmp_path]
 
 
 @pytest.mark.parametrize("is_key_first", [True, False])

@@ -1,4 +1,4 @@
-"""What holds for all commands: `--json` on every read, `--dry-run` on every write; the exceptions are here, each with its reason.
+"""What holds for all commands: `--json` on every read, that and `--dry-run` on every write; the exceptions are here, each with its reason.
 
 A new command fails here until somebody says what it is.
 """
@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from roles.cli.group import tenuto
 
 READS = """
-    bench, compare, config show, deploy plan, deploy status, doctor, explain, goodput, health, infer, keys show, models list, plan,
+    bench, compare, config show, deploy logs, deploy plan, deploy status, doctor, explain, goodput, health, infer, keys show, models list, plan,
     profile, record, replay, reproduce, simulate, status, top, trace, what-if, why
 """
 """They tell something, of a file or of a cluster. Those that write a file too write where the caller says, and nothing else."""
@@ -30,7 +30,6 @@ EXCEPTIONS = {
     "config schema": "prints JSON anyway",
     "demo": "a cluster of its own, which is gone when it ends; it has --json",
     "deploy k8s": "prints what it would write, unless --output says where to",
-    "deploy logs": "prints lines until it is interrupted",
     "deploy run": "does what its caller's command does",
     "logs": "prints lines until it is interrupted",
     "page": "serves until it is interrupted",
@@ -73,8 +72,19 @@ def test_every_read_has_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(names(WRITES)))
-def test_every_write_has_a_dry_run(name: str) -> None:
-    assert "--dry-run" in options(COMMANDS[name])
+def test_every_write_has_a_dry_run_and_json(name: str) -> None:
+    assert {"--dry-run", "--json"} <= options(COMMANDS[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        {one for one in names(WRITES) if one.startswith("models ")}
+        | {"drain", "restart", "explain", "why", "trace", "top"}
+    ),
+)
+def test_a_running_cluster_is_reached_by_ssh_too(name: str) -> None:
+    assert "--via" in options(COMMANDS[name])
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -33,6 +33,8 @@ class Cluster:
         self.models = models
         self.frontends = frontends
         self.bins: dict[str, MinuteBins] = {}
+        self.connected = 1
+        """Frontends, to the scheduler."""
 
     def active_schedulers(self, run_dir: Path, keyring: Keyring | None) -> Mapping[int, ActiveScheduler]:
         del run_dir, keyring
@@ -41,7 +43,14 @@ class Cluster:
             raise PeerLost("no active scheduler answers")
         return {
             shard: ActiveScheduler(
-                (), StatusListed("scheduler-0", 1, (), tuple(map(model_info, its, its.values())), {})
+                (),
+                StatusListed(
+                    "scheduler-0",
+                    1,
+                    (),
+                    tuple(map(model_info, its, its.values())),
+                    {"frontends": float(self.connected)},
+                ),
             )
             for shard, its in now.items()
         }
@@ -61,7 +70,7 @@ class Cluster:
         del process, keyring
         bins = self.bins.setdefault(model_id, MinuteBins(ARRIVAL_BIN_MS))
         now_ms = CLOCK.now_ms()
-        bins.note(now_ms - ARRIVAL_BIN_MS)
+        bins.note(now_ms - 500.0)  # within the second that is recorded, however long the command took to ask
         return RequestsRemembered((), bins.listed(now_ms), ARRIVAL_BIN_MS, 0, bins.number(now_ms))
 
 
@@ -89,6 +98,26 @@ def test_a_moment_without_a_scheduler_costs_nothing_of_the_models_that_were_serv
     assert "removed" not in result.output
 
 
+@pytest.mark.parametrize("words", [("--last", "1e-16"), ("--duration", "1e-16")])
+def test_a_while_that_is_no_time_is_a_usage_error(words: tuple[str, str]) -> None:
+    result = CliRunner().invoke(record, words)
+    assert (result.exit_code, "'1e-16' is not a number from 0.001 to" in result.output) == (2, True), (
+        result.output
+    )
+
+
+def test_frontends_of_other_hosts_are_said_not_to_be_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster([{0: {"m": 50.0}}] * 2, [FRONTENDS, FRONTENDS])
+    cluster.connected = 2
+    result, _ = recorded(cluster, tmp_path, monkeypatch)
+    said = "1 frontend of another host was not asked: with --via HOST and --key all are"
+    assert said in result.output
+    cluster = Cluster([{0: {"m": 50.0}}] * 2, [FRONTENDS, FRONTENDS])
+    assert "not asked" not in recorded(cluster, tmp_path, monkeypatch)[0].output
+
+
 def test_a_recording_outlives_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result, found = recorded(Cluster([{0: {"m": 50.0}}, {}], [FRONTENDS, {}]), tmp_path, monkeypatch)
     assert (result.exit_code, list(found)) == (0, ["m"]), result.output
@@ -101,7 +130,7 @@ def test_a_shard_that_does_not_answer_has_not_removed_its_models(
     both = {0: {"m": 50.0}, 1: {"n": 50.0}}
     cluster = Cluster([both, {0: both[0]}], [FRONTENDS, FRONTENDS])
     result, found = recorded(cluster, tmp_path, monkeypatch)
-    assert list(found) == ["m", "n"]
+    assert list(found) == ["m", "n"], result.output
     assert "the scheduler of shard 1 did not answer" in result.output
     assert "removed" not in result.output
 

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from fabric.errors import ConfigError
+from roles.cli.bench import bench
+from roles.cli.compare import compare
 from roles.cli.goodput import goodput
 from roles.cli.simulate import simulate
 
@@ -59,6 +62,17 @@ def test_every_real_core_says_the_same(tmp_path: Path, cluster: dict[str, Any]) 
     one, other = json.loads(fast.stdout), json.loads(full.stdout)
     assert one["models"] == other["models"]
     assert one["goodput_rps"] > 0
+
+
+@pytest.mark.parametrize("command", [simulate, goodput, compare, bench])
+def test_a_window_that_is_no_time_is_a_usage_error(file: Path, command: click.Command) -> None:
+    for given in ("0", "1e-16", "0.0009"):
+        result = CliRunner().invoke(command, [str(file), "--duration", given])
+        assert result.exit_code == 2, result.output
+        assert "is not a number from 0.001 to" in result.output
+    if command is simulate:
+        shortest = CliRunner().invoke(simulate, [str(file), "--duration", "0.001", "--warmup", "0.2"])
+        assert shortest.exit_code == 0, shortest.output
 
 
 def test_simulate_prints_a_table_for_people(file: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fabric.errors import ConfigError
 from roles.cli.group import tenuto
-from roles.cli.overrides import recorded
+from roles.cli.overrides import RecordedArrivals
 from roles.config.overrides import Override
 from roles.config.read_config import load_config, parse_config
 
@@ -158,7 +158,7 @@ def test_so_it_is_where_the_command_line_says_something_else(tmp_path: Path) -> 
 
     def overrides(document: Mapping[str, Any]) -> Sequence[Override]:
         return [
-            *recorded(document, trace),
+            *RecordedArrivals.read(trace).overrides(document),
             Override("models.a.slo_ms", 60, "--set"),
             Override("cluster.network.control_ms", 1, "--set"),
         ]

@@ -258,6 +258,9 @@ def test_those_that_found_no_slice_are_counted_among_the_bad_ones_of_the_minute(
     core.handle(asked(2), 5_000.0)
     told = remembered(core, 5_100.0)
     assert (told.bad, told.unserved) == (2, 2)
+    for by_second in (told.bad_by_second, told.unserved_by_second):
+        assert len(by_second) == 60
+        assert (by_second[-1], by_second[-6]) == (1, 1), "now, and 5 s ago"
     told = remembered(core, 62_000.0)
     assert (told.bad, told.unserved) == (1, 1)
     late = linked()

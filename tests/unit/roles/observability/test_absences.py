@@ -31,7 +31,7 @@ AWAY = (
 
 def after_a_loss(*, bad: int = 156, unserved: int = 156, late_timers_ms: float = 129.0) -> Evidence:
     return Evidence(
-        OURS, 200.0, 564, bad, 1, (), (), {}, {"frontend-1": late_timers_ms}, {OURS: 10.0}, {}, 1.0,
+        OURS, 200.0, 60_000.0, 564, bad, 1, (), (), {}, {"frontend-1": late_timers_ms}, {OURS: 10.0}, {}, 1.0,
         played=Played(as_planned=0.0), unserved=unserved, hosting={KILLED.slice_id}, absences=[KILLED],
     )  # fmt: skip
 

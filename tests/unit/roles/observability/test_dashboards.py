@@ -141,6 +141,16 @@ def test_the_allowance_follows_the_objective() -> None:
     assert [rule["labels"]["severity"] for rule in rules] == ["page", "page", "ticket", "ticket"]
 
 
+@pytest.mark.parametrize("objective", [50.0, 80.0, 90.0, 93.0, 99.999])
+def test_a_whole_outage_is_over_every_threshold_whatever_the_objective(objective: float) -> None:
+    for rule in rules_of(config_of(DOCUMENT), objective)["groups"][1]["rules"]:
+        limits = re.findall(r"bad_ratio:rate\w+ > (\S+) \* (\S+)", rule["expr"])
+        assert len(limits) == 2
+        for rate, allowance in limits:
+            assert 1 - objective / 100 <= 1.001 * float(rate) * float(allowance) < 0.95
+            assert f"{rate} times what is allowed" in rule["annotations"]["summary"]
+
+
 def test_every_role_has_a_port_of_its_own_and_other_hosts_bind_their_own_address() -> None:
     placed = {
         **DOCUMENT,

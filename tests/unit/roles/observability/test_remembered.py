@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -14,11 +16,14 @@ from opentelemetry.trace import StatusCode
 
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.messages import BatchEntry, Ledger, RequestRecord, RequestsRemembered
+from roles.config.read_config import parse_config
 from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, MinuteBins
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.explain import explain
-from roles.observability.remembered import ArrivalsSeen, BatchSeen, RequestSeen
+from roles.observability.last_minute import minute_from
+from roles.observability.remembered import BatchSeen, CountsSeen, RequestSeen
 from roles.observability.spans import Spans
+from roles.scheduler.settings import settings_from
 
 OURS, BERT = ModelId("resnet50"), ModelId("bert")
 HERE = SliceId("here/gpu0/0")
@@ -201,25 +206,89 @@ def test_what_the_collector_does_not_take_is_counted() -> None:
         one.close()
 
 
-def counted(at_ms: Sequence[float], told_at_ms: float) -> RequestsRemembered:
-    """What a frontend that requests came to at these moments says of them at that one."""
-    bins = MinuteBins(ARRIVAL_BIN_MS)
-    for moment in at_ms:
-        bins.note(moment)
-    listed, newest = bins.listed(told_at_ms), bins.number(told_at_ms)
-    return RequestsRemembered((), listed, ARRIVAL_BIN_MS, 0, newest)
+def counted(
+    at_ms: Sequence[float], told_at_ms: float, zero_ms: float = 0.0, *, bad_at_ms: Sequence[float] = ()
+) -> RequestsRemembered:
+    """What a frontend that requests came to at these moments says of them at that one. `zero_ms`: when its host was started."""
+    arrivals, bad = MinuteBins(ARRIVAL_BIN_MS), MinuteBins(1_000.0)
+    for bins, moments in ((arrivals, at_ms), (bad, bad_at_ms)):
+        for moment in moments:
+            bins.note(moment - zero_ms)
+    now_ms = told_at_ms - zero_ms
+    by_second = bad.listed(now_ms)
+    return RequestsRemembered(
+        (),
+        arrivals.listed(now_ms),
+        ARRIVAL_BIN_MS,
+        sum(by_second),
+        arrivals.number(now_ms),
+        0,
+        by_second,
+        tuple([0] * len(by_second)),
+    )
 
 
 def test_what_came_at_one_moment_is_in_one_bin_whenever_frontends_are_asked() -> None:
     """Two frontends and two models: the last answer comes 700 ms after the first."""
-    arrivals = ArrivalsSeen()
+    seen = CountsSeen()
     moments = [65_000.0, 80_000.0, 99_990.0]
-    arrivals.add(OURS, counted(moments, 100_000.0))
-    arrivals.add(BERT, counted(moments, 100_350.0))
-    arrivals.add(OURS, counted(moments, 100_500.0))
-    arrivals.add(BERT, counted([*moments, 100_002.0], 100_700.0))
-    its = arrivals.by_model()
+    for frontend, model_id, at_ms, told_at_ms in (
+        ("frontend-0", OURS, moments, 100_000.0),
+        ("frontend-0", BERT, moments, 100_350.0),
+        ("frontend-1", OURS, moments, 100_500.0),
+        ("frontend-1", BERT, [*moments, 100_002.0], 100_700.0),
+    ):
+        seen.add(frontend, model_id, counted(at_ms, told_at_ms), told_at_ms)
+    its = seen.by_model()
     assert its[OURS] == its[BERT], "of the span that all answers cover"
     assert [count for count in its[OURS] if count] == [2, 2, 2]
-    assert len(its[OURS]) * arrivals.bin_ms == 60_000.0 - ARRIVAL_BIN_MS - 700.0
-    assert arrivals.offered == {OURS: 6, BERT: 7}, "of each answer's minute, as what was bad in it"
+    assert len(its[OURS]) * seen.bin_ms == 60_000.0 - ARRIVAL_BIN_MS - 700.0
+    assert seen.offered(60_000.0) == {OURS: 6, BERT: 7}, "as far as each answer reaches, as what was bad"
+
+
+@pytest.mark.parametrize("apart_ms", [0.0, 30_000.0, 86_400_000.0, -86_400_000.0])
+def test_frontends_whose_hosts_were_started_at_other_times_are_put_beside_each_other(apart_ms: float) -> None:
+    seen = CountsSeen()
+    told_at_ms = 200_000_000.0
+    moments = [told_at_ms - ago_ms for ago_ms in (55_000.0, 30_000.0, 3_000.0)]
+    for number, zero_ms in enumerate((0.0, apart_ms)):
+        told = counted(moments, told_at_ms, zero_ms, bad_at_ms=moments[1:])
+        seen.add(f"frontend-{number}", OURS, told, told_at_ms)
+    its = seen.by_model()[OURS]
+    assert len(its) * seen.bin_ms == pytest.approx(60_000.0, abs=3 * ARRIVAL_BIN_MS)
+    came = [number for number, count in enumerate(its) if count]
+    for ago_ms in (55_000.0, 30_000.0, 3_000.0):
+        at = len(its) - round(ago_ms / ARRIVAL_BIN_MS)
+        assert sum(its[at - 2 : at + 3]) == 2, "to within a bin"
+    assert len(came) <= 6
+    for span_ms, offered, bad in ((60_000.0, 6, 4), (40_000.0, 4, 4), (10_000.0, 2, 2), (500.0, 0, 0)):
+        assert (seen.offered(span_ms), seen.bad(span_ms)) == ({OURS: offered}, {OURS: bad})
+
+
+def test_what_an_older_frontend_says_of_the_minute_is_not_lost() -> None:
+    seen = CountsSeen()
+    told = counted([10_000.0, 50_000.0], 60_000.0, bad_at_ms=[10_000.0, 50_000.0])
+    seen.add("frontend-0", OURS, replace(told, bad_by_second=(), unserved_by_second=()), 60_000.0)
+    assert seen.bad(60_000.0) == {OURS: 2}
+
+
+def test_nothing_is_counted_where_nobody_serves_the_model() -> None:
+    seen = CountsSeen()
+    seen.add("frontend-0", OURS, RequestsRemembered(()), 60_000.0)
+    assert (seen.by_model(), seen.offered(60_000.0)) == ({}, {})
+
+
+def test_a_model_is_judged_by_the_seconds_that_are_played() -> None:
+    """8,000 requests a second for 20 s, half of them bad, then 1,600 for 40 s, all good: of the latter 40,000 are 25 s."""
+    seen = CountsSeen()
+    arrivals, bad = (40,) * 4_000 + (8,) * 8_000, (4_000,) * 20 + (0,) * 40
+    newest = 20_000 * 200 - 1
+    told = RequestsRemembered((), arrivals, ARRIVAL_BIN_MS, sum(bad), newest, 0, bad, (0,) * 60)
+    seen.add("frontend-0", OURS, told, (newest + 1) * ARRIVAL_BIN_MS)
+    model = {"name": OURS, "slo_ms": 25, "profile": {"alpha_ms": 0.2, "beta_ms": 5, "max_batch": 64}}
+    config = parse_config({"models": [model], "cluster": {"gpus": 1}}, Path())
+    minute = minute_from(config, settings_from(config), seen.by_model(), seen.bin_ms)
+    assert minute.span_ms == pytest.approx(25_000.0, abs=10.0)
+    assert seen.offered(minute.span_ms)[OURS] == pytest.approx(40_000, rel=0.05)
+    assert seen.bad(minute.span_ms) == {OURS: 0}
+    assert seen.bad(60_000.0) == {OURS: 80_000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,38 @@ def test_a_model_that_keeps_its_slo_is_told_to_keep_it() -> None:
     evidence = situation.evidence(OURS)
     assert (diagnose(evidence), evidence.bad) == ([], 0)
     (line,) = told(evidence, [], [])
-    assert line.startswith("resnet50 keeps its SLO of 25 ms: 0 of ")
+    assert re.fullmatch(
+        r"resnet50 keeps its SLO of 25 ms: 0 of \d+ requests of the last 3 s were late or refused \(0.0%\)\.",
+        line,
+    )
+
+
+def test_a_network_as_it_is_configured_is_not_to_blame() -> None:
+    """Batches of some ten, whose inputs take 0.6 ms each."""
+    own = {"name": OURS, "slo_ms": 40, "rate_rps": 900, "profile": {"alpha_ms": 0.5, "beta_ms": 8}}
+    network = {"control_ms": 0.2, "data_ms_per_item": 0.6, "result_ms": 0.2}
+    situation = observed({"models": [own], "cluster": {"gpus": 1, "network": network}}, 4.0)
+    assert Cause.NETWORK not in {one.cause for one in measured(situation.evidence(OURS, is_played=False))}
+    live = situation.like_live()
+    assert live.config.network.data_ms_per_item == 0.0, "it is in the medians"
+    assert live.bad_rate(OURS) == pytest.approx(situation.bad_rates[OURS], abs=0.02)
+
+
+def test_a_pipeline_that_runs_as_its_profile_says_is_not_slow() -> None:
+    """Its stages together take longer than the whole model on one GPU."""
+    own = {
+        "name": OURS,
+        "slo_ms": 100,
+        "rate_rps": 60,
+        "profile": {"table": {1: 20, 4: 44}, "stages": {2: [12, 12]}},
+    }
+    sliced = {"gpu": 0, "following": [1], "models": [{"model": OURS}]}
+    situation = observed(
+        {"models": [own], "cluster": {"gpus": 2}, "placement": {"given": {"slices": [sliced]}}}, 4.0
+    )
+    assert measured(situation.evidence(OURS, is_played=False)) == []
+    (factors,) = situation.like_live().slowdown.values()
+    assert factors[OURS] == pytest.approx(1.0)
 
 
 def test_one_slow_gpu() -> None:
@@ -159,7 +191,9 @@ def beside_a_neighbour(*, slowed_by: float, always: float) -> Evidence:
         if is_beside:
             batches.append(batch("bert", "local/gpu0/1", 100.0 * number - 1.0, 50.0))
     played = Played(as_planned=0.0)
-    return Evidence(OURS, 25.0, 1_000, 100, 1, (), batches, {}, {}, {OURS: 100.0}, {}, 1.0, played=played)
+    return Evidence(
+        OURS, 25.0, 60_000.0, 1_000, 100, 1, (), batches, {}, {}, {OURS: 100.0}, {}, 1.0, played=played
+    )
 
 
 def batch(model_id: str, slice_id: str, started_at_ms: float, exec_ms: float) -> BatchSeen:

@@ -31,10 +31,15 @@ def test_a_model_that_misses_its_slo_is_said_with_its_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "bad_rate", "expected"), [(1, 0.5, False), (2, 0.02, True), (2, 0.009, False), (0, None, False)]
+    ("late", "bad_rate", "missed", "alarms"),
+    [(1, 0.5, True, 0), (2, 0.02, True, 1), (2, 0.009, False, 0), (0, None, False, 0)],
 )
-def test_one_bad_request_alone_is_no_alarm(late: int, bad_rate: float | None, expected: bool) -> None:
-    assert is_missed(live("a", late=late, bad_rate=bad_rate)) is expected
+def test_one_bad_request_alone_is_no_alarm_but_no_kept_slo_either(
+    late: int, bad_rate: float | None, missed: bool, alarms: int
+) -> None:
+    own = live("a", late=late, bad_rate=bad_rate)
+    assert is_missed(own) is missed
+    assert len(told(Stage(figures={**FINE, "a": own}))) == alarms
 
 
 @pytest.mark.parametrize("state", list(SliceState))

@@ -110,7 +110,7 @@ def test_hours_of_looking_keep_no_more_than_a_minute() -> None:
         feed.look(stage.look(at_ms, its, bad))
         sizes.append(len(feed.answer(0, "", at_ms)))
     assert len(told(feed)["frames"]) == FRAMES_MAX
-    assert len(told(feed)["state"]["late"]) == EXPLAINED_MAX
+    assert len(told(feed)["state"]["late"]) == 1, "the newest of the model"
     assert sizes[-1] < 1.05 * sizes[FRAMES_MAX + 5]
 
 
@@ -133,6 +133,34 @@ def test_a_cluster_that_is_too_large_is_told_in_part() -> None:
     state = told(feed)["state"]
     assert (len(state["models"]), state["models_more"]) == (MODELS_MAX, 3)
     assert (sum(len(gpu["slices"]) for gpu in state["gpus"]), state["slices_more"]) == (SLICES_MAX, 4)
+
+
+def test_models_that_are_not_shown_count_in_the_verdict() -> None:
+    feed = Feed()
+    names = [f"m{number:04}" for number in range(MODELS_MAX + 44)]
+    missed = {name: live(name, late=50, bad_rate=1.0) for name in names[-5:]}
+    feed.look(Stage(models=names, figures=missed).look(1_000.0))
+    state = told(feed)["state"]
+    assert not any(one["is_missed"] for one in state["models"])
+    assert state["missed"] == {"count": 5, "named": names[-5:-2]}
+
+
+def test_a_rare_model_of_which_everything_fails_does_not_keep_its_slo() -> None:
+    feed = Feed()
+    rare = live(
+        "a",
+        rate_rps=0.1,
+        goodput_rps=0.0,
+        dropped={"DeadlineExceeded": 1},
+        bad_rate=1.0,
+        p50_ms=None,
+        p99_ms=None,
+    )
+    feed.look(Stage(figures={"a": rare}).look(1_000.0))
+    state = told(feed)["state"]
+    assert state["models"][0]["says"] == "Misses its SLO of 50 ms: 100.0% of the last 10 s late or dropped."
+    assert state["missed"] == {"count": 1, "named": ["a"]}
+    assert state["alarms"] == []
 
 
 def test_gpus_are_in_the_order_of_their_numbers() -> None:
@@ -176,6 +204,24 @@ def test_late_requests_are_explained_one_of_each_model_first() -> None:
     (of_a,) = [one for one in late if one["model"] == "a"]
     assert of_a["sentences"][0].startswith("Request f-8 of a was answered too late: after 70 ms")
     assert of_a["ago_ms"] == 2
+
+
+def test_a_flood_of_one_models_late_requests_hides_no_other_models() -> None:
+    feed = Feed()
+    feed.look(Stage().look(1_000.0, [], [request("rare", "late", 990.0, 1, gpu_ms=70.0)]))
+    for second in range(2, 40):
+        flood = [
+            request(name, "late", 1e3 * second - at, 10 * second + at, gpu_ms=70.0)
+            for at, name in enumerate(("a", "b", "c", "d", "e"))
+        ]
+        feed.look(Stage().look(1e3 * second, [], flood))
+    late = told(feed)["state"]["late"]
+    assert sorted(one["model"] for one in late) == ["a", "b", "c", "d", "e", "rare"]
+    assert all(one["ago_ms"] < 3_000 for one in late[:5]), "five a second take turns, four at once"
+    many = [request(f"m{at}", "late", 50_000.0 + at, at, gpu_ms=70.0) for at in range(4 * EXPLAINED_MAX)]
+    for second in range(50, 90):
+        feed.look(Stage().look(1e3 * second, [], many))
+    assert len(told(feed)["state"]["late"]) == EXPLAINED_MAX
 
 
 @pytest.mark.parametrize("kind", ["slices", "models"])
