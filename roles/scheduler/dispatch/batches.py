@@ -268,8 +268,8 @@ class Batches:
         latest_in_ms = min(dispatch.latest_at_ms - now_ms, DURATION_MAX_MS)
         if latest_in_ms < start_in_ms:
             latest_in_ms = start_in_ms
-        last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
-        lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
+        # Runs come in order of their tightest deadlines, but those with long budgets have much more slack than others.
+        lost_at_ms = max([run.deadline_at_ms + run.span_ms + run.slack_ms for run in dispatch.runs])
         expires_in_ms = min(
             lost_at_ms - exec_ms - now_ms, DURATION_MAX_MS
         )  # a budget and a slack may be so long each
