@@ -94,7 +94,7 @@ class Batches:
                     self._drop(decision, now_ms, actions)
                 else:
                     assert not isinstance(decision, Dispatch | Drop)
-                    self._preempt(self._fleet.slices[decision.slice_id], actions)
+                    self._preempt(decision.dispatch, actions)
             decisions = following or (self._arrive_again(now_ms) if self._again else _NO_DECISIONS)
         return actions
 
@@ -312,11 +312,13 @@ class Batches:
         for peer, runs in by_frontend(drop.runs).items():
             actions += dropped(peer, drop.model_id, runs, code, reason, drop.retry_after_ms)
 
-    def _preempt(self, record: SliceRecord, actions: list[Send]) -> None:
-        """Stop what was sent there last, if it is still under way. What is before it will end soon."""
-        if not record.flights:
+    def _preempt(self, dispatch: Dispatch, actions: list[Send]) -> None:
+        """Stop that batch, if it is still under way. What is before it on its slice will end soon."""
+        record = self._fleet.slices[dispatch.slice_id]
+        flight = next((one for one in record.flights if one.runs is dispatch.runs), None)
+        if flight is None:
             return
-        flight = record.flights.pop()
+        record.flights.remove(flight)
         del self.flights[flight.batch_id]
         worker = record.worker
         assert worker is not None, "the discipline knows ready slices only"
