@@ -8,7 +8,6 @@ where it was measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from msgspec import Struct, field
@@ -23,7 +22,7 @@ from profiles.igniter.performance_model import (
     read_coefficients,
     read_hardware,
 )
-from profiles.model import TableProfile
+from profiles.model import TableProfile, rising
 from profiles.requirements import Requirements, Usage
 
 
@@ -116,7 +115,7 @@ class MeasuredProfile(Struct, frozen=True, forbid_unknown_fields=True):
     def profile(self) -> TableProfile | EstimatedIgniterProfile:
         """The profile for planning and emulation.
 
-        A larger batch that was measured faster is taken as slow as the smaller one: run times never fall. What
+        A larger batch that was measured faster is taken as slow as the smaller one: run times never fall, nor does memory. What
         batches need is left out where a share had no memory for them: they have no run time.
         """
         columns: dict[float, dict[int, float]] = {}
@@ -124,9 +123,8 @@ class MeasuredProfile(Struct, frozen=True, forbid_unknown_fields=True):
         for point in self.points:
             columns.setdefault(point.share_percent, {})[point.batch_size] = point.p50_ms
             memory[point.batch_size] = max(memory.get(point.batch_size, 0.0), float(point.memory_bytes))
-        rising = {share: _rising(column) for share, column in columns.items()}
         table = TableProfile(
-            rising,
+            {share: rising(column) for share, column in columns.items()},
             source=self.source,
             memory_by_batch=memory or None,
             usage=Usage({size: needs for size, needs in self.requirements.items() if size <= max(memory)}),
@@ -165,8 +163,3 @@ def _igniter(sections: Mapping[str, Mapping[str, Any]]) -> tuple[Hardware, Coeff
         return read_hardware(sections["hardware"]), read_coefficients(sections["coefficients"])
     except KeyError as error:
         raise ProfileError(f"igniter has no {error}; it must have hardware and coefficients") from error
-
-
-def _rising(column: Mapping[int, float]) -> dict[int, float]:
-    sizes = sorted(column)
-    return dict(zip(sizes, accumulate((column[size] for size in sizes), max), strict=True))

@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Self
 
 from fabric.errors import ProfileError
@@ -49,7 +50,7 @@ class ModelProfile(ABC):
         self.error = error
         self.batch_size_max = batch_size_max
         self.usage = usage or Usage()
-        self._memory = _Points(memory_by_batch or {1: 0.0})
+        self._memory = _Points(rising(memory_by_batch or {1: 0.0}))
         self.cuts: Mapping[int, tuple[float, ...]] = {}
         """By number of stages: what each stage of the model, cut so, takes for one request, in ms."""
         self._tables: dict[float | None, tuple[float, ...]] = {}
@@ -123,7 +124,7 @@ class ModelProfile(ABC):
         return table
 
     def memory_bytes(self, batch_size: int) -> int:
-        """Device memory in use while a batch of that size runs; 0 where the source does not say."""
+        """Device memory in use while a batch of up to that size runs; 0 where the source does not say."""
         return math.ceil(self._memory.clamped(batch_size))
 
     @property
@@ -247,8 +248,14 @@ def table_of(entries: Mapping[str | int, float], source: str = "given as a table
     return TableProfile({WHOLE_GPU_PERCENT: points}, source=source)
 
 
+def rising(column: Mapping[int, float]) -> dict[int, float]:
+    """Values by batch size, where less was measured at a larger batch that of the smaller one."""
+    sizes = sorted(column)
+    return dict(zip(sizes, accumulate((column[size] for size in sizes), max), strict=True))
+
+
 class _Points:
-    """Values at ascending whole numbers, linear between them."""
+    """Values at ascending whole numbers, which never fall, linear between them."""
 
     __slots__ = ("keys", "values")
 

@@ -220,9 +220,11 @@ class Stage:
 
     def _preempt(self, preempt: Preempt) -> tuple[ModelId, list[RequestRun]]:
         self.preempted += 1
-        _, end_at_ms, model_id, runs = self._running[preempt.slice_id].pop()
+        slice_id = preempt.dispatch.slice_id
+        _, end_at_ms, model_id, runs = self._running[slice_id].pop()
+        assert runs is preempt.dispatch.runs, "it is the last one there"
         assert end_at_ms >= self.now_ms
-        assert self._hosted[preempt.slice_id][model_id].may_stop
+        assert self._hosted[slice_id][model_id].may_stop
         for key in _keys(model_id, runs):
             assert self.fates[key] == "ran"
             self.fates[key] = "waiting"

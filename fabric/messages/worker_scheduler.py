@@ -44,7 +44,7 @@ class Done(Message, frozen=True, tag=22):
     """Worker -> scheduler: the batch ended. `status` is ok | failed | expired (not launched: too late) | preempted.
 
     `missing` are parts (with the seqs) whose inputs had not come. Times: `transfer_ms` from the receipt of RunBatch
-    until the last input (until it was waited for no more, where one is missing), `queue_ms` until the start,
+    until the last input (where one is missing: or until the batch could go without it, if later), `queue_ms` until the start,
     `exec_ms` the run; 0 where it did not happen.
     """
 

@@ -114,12 +114,12 @@ class Drop(Struct, frozen=True, gc=False):
 
 
 class Preempt(Struct, frozen=True, gc=False):
-    """Stop the batch that the slice was given last (Shepherd), unless it has ended. Only of a model that `may_stop` there.
+    """Stop that batch (Shepherd), unless it has ended. Only of a model that `may_stop` there.
 
     Only the caller knows what is still under way, so it hands the requests back: see `Discipline.arrive_again`.
     """
 
-    slice_id: SliceId
+    dispatch: Dispatch
 
 
 BatchDecision = Dispatch | Drop | Preempt

@@ -472,10 +472,13 @@ class FrontendCore:
 
     def _on_unannounced(self, message: Arrivals | Left, link: ShardLink) -> None:
         """A control queue is only full when its reader is stuck or not there: to us that is the same."""
+        taken: Sequence[Request] = ()
         if isinstance(message, Arrivals):
             runs = (SeqRun(message.first_seq, message.count),)
-            self._requests.take_back(self._requests.announced(message.model_id, runs, link))
+            taken = self._requests.take_back(self._requests.announced(message.model_id, runs, link))
         self._unlink(link)
+        for request in taken:  # where it was unlinked before, its models have gone to other shards already
+            self._requests.gather(request)
 
     def _on_directory(self, directory: Directory, link: ShardLink) -> None:
         was_linked = link.is_linked

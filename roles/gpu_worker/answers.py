@@ -112,8 +112,8 @@ def answer_unsendable(
 
 
 def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Done:
-    """The end of a batch of which some inputs may be missing: it waited for those until its start, not for the device."""
-    has_waited_in_line = batch.is_complete and status != "expired"
+    """The end of a batch of which some inputs may be missing: from its latest start on it did not wait for those, but for the device."""
+    transfer_ms, queue_ms = batch.awaited_ms
     return Done(
         batch_id=batch.run.batch_id,
         slice_id=batch.run.slice_id,
@@ -121,8 +121,8 @@ def done_of(batch: Batch, status: str, ran: int = 0, exec_ms: float = 0.0) -> Do
         status=status,
         ran=ran,
         missing=batch.missing(),
-        transfer_ms=batch.delay_ms,
-        queue_ms=batch.queue_ms if has_waited_in_line else 0.0,
+        transfer_ms=transfer_ms,
+        queue_ms=queue_ms,
         exec_ms=exec_ms,
     )
 

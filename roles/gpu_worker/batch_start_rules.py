@@ -2,7 +2,7 @@
 
 The first in line may start once all its parts are in: its start only says when the scheduler thought they would be. One
 behind it may once its own start has come as well, so that a batch whose inputs are late is not held up, nor holds up the
-others. From its latest start on a batch goes with what came; when the device has been busy until even its loosest
+others. From its latest start on a batch goes with the requests that came; when the device has been busy until even its loosest
 deadline is lost, it has expired.
 """
 
@@ -27,13 +27,13 @@ def start_moments(run: RunBatch, sent_at_ms: float) -> tuple[float, float, float
 
 
 def may_start_at_ms(
-    start_at_ms: float, latest_at_ms: float, expires_at_ms: float, *, is_complete: bool, has_inputs: bool
+    start_at_ms: float, latest_at_ms: float, expires_at_ms: float, *, is_complete: bool, has_live: bool
 ) -> float:
-    """When a batch goes with the parts that are in, where it is not the first in line."""
+    """When a batch goes with the parts that are in, where it is not the first in line. `has_live`: there is a request in them."""
     if is_complete:
         return start_at_ms
-    # Without any inputs there is nothing to go with: what comes late may still be in time.
-    return latest_at_ms if has_inputs else expires_at_ms
+    # Without any request there is nothing to go with: what comes late may still be in time.
+    return latest_at_ms if has_live else expires_at_ms
 
 
 def begins_at_ms(

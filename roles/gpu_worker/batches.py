@@ -68,9 +68,14 @@ class Batch:
         return len(self.inputs) == len(self.run.parts)
 
     @property
+    def has_live(self) -> bool:
+        """Whether a part that is in has a live request."""
+        return any(part.live_seqs for part in self.inputs.values())
+
+    @property
     def is_dead(self) -> bool:
         """Every part is in and none has a live request."""
-        return self.is_complete and not any(part.live_seqs for part in self.inputs.values())
+        return self.is_complete and not self.has_live
 
     @property
     def all_rows(self) -> range:
@@ -85,7 +90,7 @@ class Batch:
             self.latest_at_ms,
             self.expires_at_ms,
             is_complete=self.is_complete,
-            has_inputs=bool(self.inputs),
+            has_live=self.has_live,
         )
 
     def wants(self, inputs: Inputs) -> bool:
@@ -148,15 +153,20 @@ class Batch:
         return ago_ms(self.complete_at_ms, self.received_at_ms)
 
     @property
-    def delay_ms(self) -> float:
-        """As `transfer_ms`; where inputs are missing, for how long they were not there."""
-        until_ms = self.complete_at_ms if self.is_complete else self.started_at_ms
-        return ago_ms(until_ms, self.received_at_ms)
-
-    @property
     def queue_ms(self) -> float:
         """From the last input (or RunBatch, if later) to the start, and in a pipeline also from stage to stage."""
-        return ago_ms(self.started_at_ms + self.between_ms, self.complete_at_ms)
+        return self._queued_ms(self.complete_at_ms)
+
+    @property
+    def awaited_ms(self) -> tuple[float, float]:
+        """`transfer_ms` and `queue_ms`; what is missing counts as in from when the batch could go without it."""
+        until_ms = self.complete_at_ms
+        if not self.is_complete:
+            until_ms = max(until_ms, self.may_start_at_ms)
+        return ago_ms(until_ms, self.received_at_ms), self._queued_ms(until_ms)
+
+    def _queued_ms(self, from_ms: float) -> float:
+        return ago_ms(self.started_at_ms + self.between_ms, from_ms)
 
 
 def granted(run: RunBatch, late_ms: float, now_ms: float) -> Batch:

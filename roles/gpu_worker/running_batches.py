@@ -50,19 +50,14 @@ class Runs:
         for batch in queue.take_ended(now_ms):
             if batch.is_dead:
                 actions += self._end_dead(batch)
-            elif batch.inputs:
+            elif batch.has_live:
                 actions += self.end_unlaunched(batch)
             else:
-                batch.started_at_ms = now_ms
                 actions += self._end_empty(batch)
-        while queue.running is None and (next_ := queue.next_to_start(now_ms)) is not None:
+        if queue.running is None and (next_ := queue.next_to_start(now_ms)) is not None:
             queue.start(next_, now_ms)
-            if next_.rows:
-                self.expect(slice_, next_, now_ms)
-                actions.append(_execute(slice_, next_))
-            else:
-                queue.end(next_)
-                actions += self._end_empty(next_)
+            self.expect(slice_, next_, now_ms)
+            actions.append(_execute(slice_, next_))
         return actions + self._hand_over(slice_, now_ms)
 
     def _hand_over(self, slice_: HostedSlice, now_ms: float) -> list[WorkerAction]:
@@ -188,7 +183,7 @@ class Runs:
         return [*release(*batch.payloads()), done]
 
     def _end_empty(self, batch: Batch) -> list[WorkerAction]:
-        """Its last moment has come, and no live request has."""
+        """Its last moment has come, and no live request has: the parts that are missing go back."""
         self._counters["batches_expired"] += 1
         return [*release(*batch.payloads()), Send(SCHEDULER, done_of(batch, "expired"))]
 

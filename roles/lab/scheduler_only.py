@@ -130,18 +130,11 @@ def drive(
 
     `run_ms` over 0: what arrives at one model within so long is told as one run, as a frontend does (design section 4).
     """
-    under_way: dict[SliceId, Dispatch] = {}
     rehearsing = discipline if isinstance(discipline, Rehearses) else None
 
     def tell(decisions: Sequence[BatchDecision], now_ms: float) -> bool:
-        stopped = []
-        for one in decisions:
-            if isinstance(one, Dispatch):
-                under_way[one.slice_id] = one
-            elif isinstance(one, Preempt):
-                batch = under_way.get(one.slice_id)
-                if batch is not None and batch.start_at_ms + batch.exec_ms > now_ms:
-                    stopped.append(batch)
+        preempted = [one.dispatch for one in decisions if isinstance(one, Preempt)]
+        stopped = [batch for batch in preempted if batch.start_at_ms + batch.exec_ms > now_ms]
         if not hear(decisions, now_ms):
             return False
         return all(
@@ -306,7 +299,7 @@ def play(case: Case, discipline: Discipline, arrived: Sequence[Moments], run_ms:
                     requests = slice(run.first_seq, run.first_seq + run.count)
                     fates[one.model_id].refused_at_ms[requests] = now_ms
                     fates[one.model_id].finished_at_ms[requests] = np.nan
-            elif (place := last.get(one.slice_id)) is not None and batches[place].finished_at_ms > now_ms:
+            elif batches[place := last[one.dispatch.slice_id]].finished_at_ms > now_ms:
                 batches[place] = batches[place]._replace(batch_size=0, finished_at_ms=now_ms)
         return True
 

@@ -244,6 +244,9 @@ class SimulatedSlice:
             in_at_ms, queued_ms, exec_ms = job.received_at_ms, 0.0, 0.0
         elif job.ran:
             in_at_ms = min(all_in_at_ms, started_at_ms)
+            if job.missing:  # from its latest start on it waited for the device, not for those
+                came_at_ms = [at_ms for at_ms in job.inputs_at_ms if at_ms <= started_at_ms]
+                in_at_ms = max([job.latest_at_ms, *came_at_ms])
             queued_ms, exec_ms = started_at_ms - in_at_ms, now_ms - started_at_ms
             if self.spec.is_pipeline:  # what it waited between stages says nothing about the model
                 run_ms = sum(end_at_ms - start_at_ms for _, start_at_ms, end_at_ms in job.stages)

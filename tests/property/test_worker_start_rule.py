@@ -348,7 +348,7 @@ class Line:
             run
             for run in line
             if (self.is_complete(run, at_ms) and (run is line[0] or run.start_at_ms <= at_ms))
-            or (self.came(run, at_ms) and run.latest_at_ms <= at_ms)
+            or (self.live(run, at_ms) and run.latest_at_ms <= at_ms)
         ]
         return able[0] if able else None
 

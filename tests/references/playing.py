@@ -186,8 +186,8 @@ def play_ours(discipline: Discipline, setting: Setting) -> Played:
                 played.given_up.update(numbers_of(decision.runs))
             else:
                 assert isinstance(decision, Preempt)
-                played.preempted.append((now_ms, decision.slice_id))
-                sent, runs = running.pop(decision.slice_id)
+                played.preempted.append((now_ms, decision.dispatch.slice_id))
+                sent, runs = running.pop(decision.dispatch.slice_id)
                 played.sent.remove(sent)
                 stopped.append((sent.model, runs))
         for name, runs in stopped:

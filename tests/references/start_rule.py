@@ -3,11 +3,12 @@
 - Inputs without their Run wait at most 50 ms, in a pool of 64 MiB; what does not fit in is lost, and of two of one
   frontend for one part the second.
 - The first in line (by start, then by number) goes once all its parts are in. One behind it goes once its own start has
-  come as well. From its latest start on any goes with the parts that came, if one did. Of those that may go the one
-  with the earliest start does.
-- A batch that waits until its loosest deadline is lost, and 1 ms, comes back whole.
-- A batch of which every request was cancelled ends at once. One whose moment comes while nothing live is there ends too.
-- `Done` says until when inputs were waited for: the last one, or the start where one is missing; and from then to the start.
+  come as well. From its latest start on any goes with the parts that came, if there is a request in them. Of those that may go
+  the one with the earliest start does.
+- A batch that waits until its loosest deadline is lost, and 1 ms, comes back whole; without any request all that has not come.
+- A batch of which every request was cancelled ends at once.
+- `Done` says until when inputs were waited for, and how long the device was from then to the start. They are waited for until the last
+  one has come; where one is missing no longer than to the latest start, unless what there is to run came after that.
 - A batch that waits is preempted at once, one that runs when the device says so.
 
 Nothing is kept but what was heard, and after each event everything is looked at afresh.
@@ -187,11 +188,12 @@ class StartRule:
                 return True
         for run in self._waiting:
             came = self._inputs[run.number]
-            if len(came) == len(run.parts) and not any(one.live for one in came.values()):
+            if len(came) == len(run.parts) and not self._is_live(run):
                 self._end(run, Ended(now_ms, run.number, "ok", 0, ()))
                 return True
             if now_ms >= run.expires_at_ms + self.tolerance_ms:
-                self._end(run, Ended(now_ms, run.number, "expired", 0, run.parts))
+                back = run.parts if self._is_live(run) else self._missing(run)
+                self._end(run, Ended(now_ms, run.number, "expired", 0, back))
                 return True
         for slice_id in {run.slice_id for run in self._waiting} - set(self._device):
             line = sorted(
@@ -208,14 +210,14 @@ class StartRule:
         came = self._inputs[run.number]
         if len(came) == len(run.parts):
             return is_first or now_ms >= run.start_at_ms
-        return bool(came) and now_ms >= run.latest_at_ms
+        return self._is_live(run) and now_ms >= run.latest_at_ms
+
+    def _is_live(self, run: RunHeard) -> bool:
+        return any(one.live for one in self._inputs[run.number].values())
 
     def _go(self, run: RunHeard, now_ms: float) -> None:
         came = self._inputs[run.number]
         rows = tuple((came[part].frontend, came[part].live) for part in sorted(came) if came[part].live)
-        if not rows:
-            self._end(run, Ended(now_ms, run.number, "expired", 0, self._missing(run)))
-            return
         self._waiting.remove(run)
         started = Started(now_ms, run.number, rows)
         self.log.append(started)
@@ -236,7 +238,7 @@ class StartRule:
         ran = sum(len(live) for _, live in device.started.rows) if device.status == "ok" else 0
         in_at_ms = max(run.at_ms, *(one.at_ms for one in self._inputs[run.number].values()))
         if self._missing(run):
-            in_at_ms = device.started.at_ms  # then they were waited for no more
+            in_at_ms = max(in_at_ms, run.latest_at_ms)
         return Ended(
             now_ms,
             run.number,

@@ -47,10 +47,19 @@ class Fixed(Baseline):
         opened = self._open.get(state.model_id)
         if opened is None or opened.line.model is not state:
             opened = self._open_for(state)
-        if not opened.line.queue.count:
-            self._arm(opened.timeout, now_ms + self._max_wait_ms)
+        due_at_ms = self._due_at_ms(run)
+        if not opened.line.queue.count or due_at_ms < opened.timeout.armed_at_ms:
+            self._arm(opened.timeout, due_at_ms)
         self._push(opened.line, run)
         self._close_full(opened, now_ms, out)
+
+    def _due_at_ms(self, run: RequestRun) -> float:
+        """MAX_WAIT after it came or, where it was being prepared, was ready."""
+        return max(run.arrived_at_ms, run.ready_at_ms) + self._max_wait_ms
+
+    def _wait(self, opened: _Open) -> None:
+        """Until the first of what is under construction is due, if there is anything."""
+        self._arm(opened.timeout, min(map(self._due_at_ms, opened.line.queue.runs), default=NEVER_MS))
 
     def _open_for(self, state: BaselineModel) -> _Open:
         opened = _Open(
@@ -75,13 +84,12 @@ class Fixed(Baseline):
     def _close(
         self, opened: _Open, replica: BaselineSlice, size: int, now_ms: float, out: list[BatchDecision]
     ) -> None:
-        """The batch under construction is the replica's now; what is left begins the next one."""
+        """The batch under construction is the replica's now; what is left, with looser deadlines, begins the next one."""
         line = self._new_line(opened.line.model, replica)
         for run in opened.line.queue.pop(size):
             self._push(line, run)
         opened.replica = None
-        left = opened.line.queue.count
-        self._arm(opened.timeout, now_ms + self._max_wait_ms if left else NEVER_MS)
+        self._wait(opened)
         self._closed.setdefault(replica.slice_id, []).append(line)
         self._slice_due(replica, now_ms, out)
 
@@ -151,8 +159,7 @@ class Fixed(Baseline):
             opened.credits = {name: credit for name, credit in opened.credits.items() if name in state.hosts}
             if opened.line.queue.count:
                 self._close_full(opened, now_ms, out)
-                if opened.line.queue.count and opened.timeout.armed_at_ms == NEVER_MS:
-                    self._arm(opened.timeout, now_ms)  # it timed out while there was no replica
+                self._wait(opened)  # it may have timed out while there was no replica
 
 
 REGISTERED: Final = Registered(

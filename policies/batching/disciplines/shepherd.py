@@ -13,7 +13,7 @@ from typing import Final
 
 from fabric.ids import ModelId, SliceId
 from fabric.policy_options import Number
-from policies.batching.base import BatchDecision, Preempt, RequestRun
+from policies.batching.base import BatchDecision, Dispatch, Preempt, RequestRun
 from policies.batching.baselines.backlog import Backlog
 from policies.batching.baselines.state import BaselineSlice, Line
 from policies.registry import Registered
@@ -22,8 +22,15 @@ from policies.registry import Registered
 @dataclass(slots=True)
 class _Running:
     line: Line
-    size: int
-    end_at_ms: float
+    sent: Dispatch
+
+    @property
+    def size(self) -> int:
+        return self.sent.batch_size
+
+    @property
+    def end_at_ms(self) -> float:
+        return self.sent.start_at_ms + self.sent.exec_ms
 
 
 class Shepherd(Backlog):
@@ -66,7 +73,7 @@ class Shepherd(Backlog):
             return
         del self._running[victim.slice_id]
         victim.free_at_ms = now_ms
-        out.append(Preempt(victim.slice_id))
+        out.append(Preempt(stopped.sent))
         self._launch(line, victim, size, now_ms, out)
         if stopped.line is not line:  # else its requests, which are about to come back, go before these
             self._use_idle(line, now_ms, out)
@@ -88,7 +95,7 @@ class Shepherd(Backlog):
         reason = "preempt" if out and isinstance(out[-1], Preempt) else "largest"
         sent = self._send(line, slice_, size, reason, now_ms, out)
         running = self._busy(slice_.slice_id, now_ms)
-        running.append(_Running(line, size, sent.start_at_ms + sent.exec_ms))
+        running.append(_Running(line, sent))
         self._running[slice_.slice_id] = running
 
     def _busy(self, slice_id: SliceId, now_ms: float) -> list[_Running]:

@@ -224,11 +224,12 @@ class EmulatedExecutor:
                 return
 
     def abort(self, slice_id: SliceId, batch_id: BatchId, now_ms: float) -> None:
-        """What runs wakes up early; in a pipeline what has begun goes through."""
+        """What runs wakes up early; in a pipeline what has begun goes through. What ends at this moment has ended."""
         self.recall(slice_id, batch_id, now_ms)
         slice_ = self._slices[slice_id]
         for running in () if slice_.is_pipeline else self._running:
-            if (running.job.slice_id, running.job.batch_id) == (slice_id, batch_id):
+            is_it = (running.job.slice_id, running.job.batch_id) == (slice_id, batch_id)
+            if is_it and running.finish_at_ms > now_ms:
                 self._running.remove(running)
                 heapq.heapify(self._running)
                 slice_.free_at_ms = [now_ms]

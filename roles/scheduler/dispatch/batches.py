@@ -94,7 +94,7 @@ class Batches:
                     self._drop(decision, now_ms, actions)
                 else:
                     assert not isinstance(decision, Dispatch | Drop)
-                    self._preempt(self._fleet.slices[decision.slice_id], actions)
+                    self._preempt(decision.dispatch, actions)
             decisions = following or (self._arrive_again(now_ms) if self._again else _NO_DECISIONS)
         return actions
 
@@ -268,8 +268,8 @@ class Batches:
         latest_in_ms = min(dispatch.latest_at_ms - now_ms, DURATION_MAX_MS)
         if latest_in_ms < start_in_ms:
             latest_in_ms = start_in_ms
-        last = dispatch.runs[-1]  # runs come in order of their tightest deadlines, and a span is at most 1 ms
-        lost_at_ms = last.deadline_at_ms + last.span_ms + last.slack_ms
+        # Runs come in order of their tightest deadlines, but those with long budgets have much more slack than others.
+        lost_at_ms = max([run.deadline_at_ms + run.span_ms + run.slack_ms for run in dispatch.runs])
         expires_in_ms = min(
             lost_at_ms - exec_ms - now_ms, DURATION_MAX_MS
         )  # a budget and a slack may be so long each
@@ -312,11 +312,13 @@ class Batches:
         for peer, runs in by_frontend(drop.runs).items():
             actions += dropped(peer, drop.model_id, runs, code, reason, drop.retry_after_ms)
 
-    def _preempt(self, record: SliceRecord, actions: list[Send]) -> None:
-        """Stop what was sent there last, if it is still under way. What is before it will end soon."""
-        if not record.flights:
+    def _preempt(self, dispatch: Dispatch, actions: list[Send]) -> None:
+        """Stop that batch, if it is still under way. What is before it on its slice will end soon."""
+        record = self._fleet.slices[dispatch.slice_id]
+        flight = next((one for one in record.flights if one.runs is dispatch.runs), None)
+        if flight is None:
             return
-        flight = record.flights.pop()
+        record.flights.remove(flight)
         del self.flights[flight.batch_id]
         worker = record.worker
         assert worker is not None, "the discipline knows ready slices only"

@@ -96,6 +96,11 @@ def test_memory_is_linear_between_measured_batches_and_flat_outside() -> None:
     assert [profile.memory_bytes(b) for b in (1, 2, 3, 4, 8)] == [100, 100, 150, 200, 200]
 
 
+def test_memory_of_a_batch_is_never_less_than_was_measured_for_a_smaller_one() -> None:
+    profile = TableProfile({100: {1: 1.0, 12: 2.0}}, memory_by_batch={1: 10, 4: 100, 8: 80, 12: 140})
+    assert [profile.memory_bytes(b) for b in (1, 2, 4, 5, 8, 10, 12)] == [10, 40, 100, 100, 100, 120, 140]
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> dict[str | int, float]:
     sizes = draw(st.lists(st.integers(2, 300), unique=True, max_size=8))

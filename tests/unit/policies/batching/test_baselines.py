@@ -46,6 +46,23 @@ def test_fixed_sends_what_it_has_after_the_longest_wait() -> None:
     assert starts(to) == [(100.0, "s0", [1, 2])]
 
 
+def test_fixed_sends_a_request_after_the_longest_wait_though_tighter_ones_filled_batches_before_it() -> None:
+    to = stage("fixed", batch=2)
+    to.arrive("m", 4000.0)
+    for at_ms in (40.0, 80.0):
+        to.until(at_ms)
+        to.arrive("m", 400.0, count=2)
+    to.drain()
+    assert starts(to) == [(40.0, "s0", [2, 3]), (80.0, "s0", [4, 5]), (100.0, "s0", [1])]
+
+
+def test_fixed_waits_from_when_a_request_was_ready() -> None:
+    to = stage("fixed", batch=8)
+    to.arrive("m", 400.0, ready_in_ms=30.0)
+    to.drain()
+    assert starts(to) == [(130.0, "s0", [1])]
+
+
 def test_fixed_waits_for_its_replica_even_if_another_is_idle() -> None:
     to = stage("fixed", slices=2, batch=1)
     to.slice("s0", hosted("m", linear(0, 50, 4)), order=0)

@@ -274,6 +274,22 @@ def test_a_leave_that_could_not_be_sent_is_told_again() -> None:
     assert lefts(core.handle(directory([OF_A], [HERE]), 3.0)) == [(A, False, 0)]
 
 
+def test_what_could_not_be_announced_to_a_shard_goes_to_the_one_that_its_model_went_to_before() -> None:
+    """Two runs are refused by a full queue, or one by that of a scheduler that is lost by then."""
+    for lost_first in (False, True):
+        core = frontend(directory([model_info(A, term=2)], [HERE]), moving())
+        told = of_type(Tell, [action for number in (1, 2) for action in ask(core, A, number)])
+        first, second = [tell.message for tell in told if isinstance(tell.message, Arrivals)]
+        if lost_first:
+            core.handle(SchedulerLost(shard=0), 2.0)
+        else:
+            core.handle(Unannounced(first, 0), 2.0)
+            assert arrivals(core.handle(TurnEnded(), 2.0)) == [(A, 2, 1)]
+        core.handle(Unannounced(second, 0), 3.0)
+        again = arrivals(core.handle(TurnEnded(), 3.0))
+        assert again == [(A, 2 if lost_first else 3, 1)]
+
+
 def test_a_shard_that_had_it_ready_is_waited_for_and_not_one_that_has_it_not_ready_yet() -> None:
     """Both schedulers read a file that moves the model, and the new shard's is back first."""
     core = frontend(directory([OF_A], [HERE]), directory([OF_B], [THERE], shard=1))

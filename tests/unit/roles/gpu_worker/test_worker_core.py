@@ -438,6 +438,52 @@ def test_the_scheduler_hears_for_how_long_a_missing_part_was_waited_for() -> Non
     assert outputs.transfer_ms == 1.0, "those that ran did not wait for it on the way"
 
 
+@pytest.mark.parametrize(("came_at_ms", "until_ms"), [(1.0, 5.0), (20.0, 20.0)])
+def test_what_the_device_took_is_not_counted_as_the_way_of_a_missing_part(
+    came_at_ms: float, until_ms: float
+) -> None:
+    """The batch could have gone without it from its latest start on, or as soon as there was something to run."""
+    core = serving_core()
+    core.handle(run_batch(expires_in_ms=90.0), 0.0)
+    core.handle(inputs(0, 1), 0.0)
+    lacks = run_batch(
+        part((2, 1)),
+        part((7, 1), frontend_id=OTHER_FRONTEND),
+        batch_id=2,
+        latest_in_ms=5.0,
+        expires_in_ms=90.0,
+    )
+    core.handle(lacks, 0.0)
+    core.handle(inputs(2, batch_id=2), came_at_ms)
+    core.handle(ran(began_at_ms=0.0), 60.0)
+    (done,) = sent(Done, core.handle(ran(batch_id=2, began_at_ms=60.0), 67.0))
+    assert (done.ran, len(done.missing)) == (1, 1)
+    assert (done.transfer_ms, done.queue_ms) == (until_ms, 60.0 - until_ms)
+
+
+def test_a_part_without_requests_is_nothing_to_go_with() -> None:
+    """Its requests were cancelled: the other part is waited for as if this one had not come either."""
+    late = part((7, 2), frontend_id=OTHER_FRONTEND)
+    for comes in (True, False):
+        core = serving_core()
+        core.handle(run_batch(part((0, 2)), late, latest_in_ms=10.0, expires_in_ms=20.0), 0.0)
+        empty = inputs()
+        core.handle(empty, 1.0)
+        assert core.wake_at_ms == 20.0 + LATE_TOLERANCE_MS
+        if comes:
+            came = inputs(7, 8, number=1, frontend_id=OTHER_FRONTEND)
+            (execute,) = actions_of(Execute, core.handle(came, 14.0))
+            assert [piece.live_seqs for piece in execute.parts] == [(7, 8)]
+        else:
+            actions = core.handle(Tick(), 20.0 + LATE_TOLERANCE_MS)
+            assert [release.payloads for release in actions_of(Release, actions)] == [(empty.payload,)]
+            (done,) = sent(Done, actions)
+            assert (done.status, done.missing) == ("expired", (late,)), (
+                "the cancelled ones have their answers"
+            )
+            assert done.transfer_ms == 20.0 + LATE_TOLERANCE_MS
+
+
 def test_a_batch_of_which_all_is_dead_is_done_at_once() -> None:
     core = serving_core()
     core.handle(run_batch(start_in_ms=5.0), 0.0)

@@ -196,6 +196,18 @@ def test_a_batch_is_of_use_until_its_slack_is_gone_too() -> None:
     assert slack.expires_in_ms == plain.expires_in_ms + 3.0
 
 
+def test_a_batch_is_of_use_as_long_as_its_loosest_request_is() -> None:
+    """One that was asked with a long budget has much slack, and may be before one that has hardly any."""
+    core = serving_core()
+    hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 400.0, slack_ms=40.0), 0.0)
+    hear(core, FRONTEND, Arrivals(MODEL, 1, 1, 40.5, slack_ms=0.5), 360.0)
+    ((sent_at_ms, batch),) = (
+        (at_ms, send.message) for at_ms, send in run_until(core, 500.0) if isinstance(send.message, RunBatch)
+    )
+    assert batch.parts == (Part(FrontendId("frontend-0"), (SeqRun(0, 2),)),)
+    assert sent_at_ms + batch.expires_in_ms == pytest.approx(400.0 + 40.0 - EXEC_MS[1])
+
+
 def dispatched(core: SchedulerCore, now_ms: float, first_seq: int = 0) -> RunBatch:
     """Fill a batch of 8: it goes at once."""
     (batch,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, first_seq, 8, 20.0), now_ms), RunBatch)

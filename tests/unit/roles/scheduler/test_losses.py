@@ -63,11 +63,12 @@ def core_with(
     delay: Delay | None = None,
     *,
     device: str = "emulated",
-    are_idempotent: bool = True,
+    once: Sequence[ModelId] = (),
 ) -> SchedulerCore:
-    """Ready slices that host all models, and two frontends."""
+    """Ready slices that host all models, and two frontends. `once`: models that must not run a request twice."""
     specs = tuple(
-        ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS, is_idempotent=are_idempotent) for model_id in models
+        ModelSpec(model_id, DAY_MS, 8, None, EXEC_MS, is_idempotent=model_id not in once)
+        for model_id in models
     )
     planned = tuple((NODE, SliceSpec(slice_id(k), k, device, None, specs)) for k in range(slices))
     settings = SchedulerSettings(specs, planned, delay=delay or Delay())
@@ -162,9 +163,9 @@ def test_what_a_stopped_batch_had_is_granted_again() -> None:
     assert [send.message.runs for send in sends if isinstance(send.message, Grant)] == [(SeqRun(0, 1),)]
 
 
-@pytest.mark.parametrize(("device", "are_idempotent"), [("cpu", True), ("cuda", True), ("emulated", False)])
-def test_what_cannot_or_must_not_be_stopped_is_granted_once(device: str, *, are_idempotent: bool) -> None:
-    core = core_with("shepherd", models=(MODEL, OTHER_MODEL), device=device, are_idempotent=are_idempotent)
+@pytest.mark.parametrize(("device", "once"), [("cpu", ()), ("cuda", ()), ("emulated", (MODEL, OTHER_MODEL))])
+def test_what_cannot_or_must_not_be_stopped_is_granted_once(device: str, once: Sequence[ModelId]) -> None:
+    core = core_with("shepherd", models=(MODEL, OTHER_MODEL), device=device, once=once)
     sends = list(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 100.0), 10.0))
     (small,) = of_type(sends, RunBatch)
     sends = list(hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 8, 30.0), 11.0))
@@ -185,6 +186,24 @@ def test_only_what_was_sent_last_is_stopped() -> None:
     assert [one.batch_id for one in of_type(sends, PreemptBatch)] == [second.batch_id]
     assert queued(core) == 1
     assert first.batch_id in core._batches.flights
+
+
+def test_where_the_one_sent_last_has_ended_the_late_one_before_it_is_not_stopped() -> None:
+    """Its requests must not run twice."""
+    core = core_with("shepherd", slices=2, models=(MODEL, OTHER_MODEL), once=(MODEL,))
+    (late,) = of_type(hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 500.0), 10.0), RunBatch)  # until 16
+    hear(core, FRONTEND, Arrivals(MODEL, 1, 8, 500.0), 10.0)  # until 23, on the other slice
+    hear(core, OTHER, Arrivals(OTHER_MODEL, 0, 1, 500.0), 15.0)
+    (behind,) = of_type([send for _, send in run_until(core, 16.2)], RunBatch)
+    assert behind.slice_id == late.slice_id
+    cancelled = Done(behind.batch_id, behind.slice_id, OTHER_MODEL, "ok", 0, (), 0.0, 0.0, 0.0)
+    hear(core, WORKER, cancelled, 16.5)
+    sends = hear(core, OTHER, Arrivals(OTHER_MODEL, 1, 8, 60.0), 17.0)
+    (large,) = of_type(sends, RunBatch)
+    assert large.slice_id == late.slice_id, "in the place of the one that was to be stopped"
+    assert not of_type(sends, PreemptBatch)
+    assert late.batch_id in core._batches.flights
+    assert queued(core) == 0
 
 
 @pytest.mark.parametrize("batching", DISCIPLINES)

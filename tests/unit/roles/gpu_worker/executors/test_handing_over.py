@@ -114,6 +114,16 @@ def test_one_that_is_stopped_makes_room_for_it_at_that_moment() -> None:
     assert device.take(10, 10.0) == [RunAborted(SLICE, BatchId(4))]
 
 
+def test_one_that_ends_at_the_moment_at_which_it_is_to_be_stopped_has_ended() -> None:
+    """The next one may have begun at that moment, and has the device alone."""
+    device = device_with()
+    device.run(job(1), 0.0)
+    device.run(job(2), 6.0)
+    device.abort(SLICE, BatchId(1), 6.0)
+    device.run(job(3), 7.0)
+    assert runs(device.take(10, 30.0)) == [(1, 0.0, 6.0), (2, 6.0, 6.0), (3, 12.0, 6.0)]
+
+
 def test_a_pipeline_hands_over_behind_its_first_stage() -> None:
     model = replace(model_spec(exec_ms=(10.0,)), stages_ms=((4.0,), (6.0,)))
     device = device_with(replace(slice_spec(models=[model]), following=(1,)))
