@@ -91,7 +91,7 @@ def up(
     Exit 6 when a model of FILE could not be loaded and the others are served, 1 when none could be. A model that found no
     place is told, and served as soon as there is one: that is 0, also where no model has a place.
     """
-    die_with_parent()
+    is_child = die_with_parent()
     set_up_descriptors()
     said = DEFAULT_CONFIG
     if file is not None:
@@ -120,7 +120,7 @@ def up(
             remark([f"{home.path} goes when you log out; {_LINGER}"])
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
-    with StopSignal() as stop:
+    with StopSignal(is_child=is_child) as stop:
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
             outcome, problems = _run(file, said, home.path, stop, together=together, as_json=as_json)

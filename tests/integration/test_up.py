@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -131,6 +132,21 @@ def test_a_cluster_serves_and_ctrl_c_leaves_nothing(home: Home) -> None:
     os.close(directory)
     process.send_signal(signal.SIGINT)
     assert process.wait(STOP_MS / 1e3) == 0
+    home.assert_nothing_left()
+
+
+def test_a_stop_that_signals_every_process_once_is_an_orderly_one(home: Home) -> None:
+    """As systemd's is, and pkill's: each role has had its signal when the supervisor sends the next one."""
+    process, started = home.up("--apart")
+    infer(started["endpoints"]["client"])
+    roles = set(home.processes()) - {process.pid}
+    assert len(roles) == 4
+    for pid in (process.pid, *roles):
+        os.kill(pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=STOP_MS / 1e3)
+    assert process.returncode == 0
+    ended = dict(re.findall(r"child_ended name=(\S+) pid=\d+ code=(\S+)", said))
+    assert ended == dict.fromkeys(("frontend-0", "worker-local-1", "node-local", "scheduler-0"), "0")
     home.assert_nothing_left()
 
 
