@@ -12,6 +12,7 @@ import click
 from deploy.local.detached import start_detached, stop_running
 from deploy.local.events import RolePlan, SupervisorOutcome
 from deploy.local.kept_up_file import KeptUpFile
+from deploy.local.log_limit import forget_former_log
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
@@ -123,6 +124,7 @@ def up(
     with StopSignal(is_child=is_child) as stop:
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
+            forget_former_log(home.path)
             outcome, problems = _run(file, said, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
                 for name in (LOG_FILE, OLD_LOG_FILE):
