@@ -167,7 +167,12 @@ class StopSignal:
     def __exit__(self, *exc: object) -> None:
         signal.set_wakeup_fd(-1)
         for number in self._taken:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            if self._is_child:  # what is left is the interpreter's end, which the second signal may meet
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                signal.signal(
+                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                )
         self._read.close()
         self._write.close()
 
