@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from deploy.local.detached import start_detached, stop_running
 from deploy.local.events import RolePlan, SupervisorOutcome
 from deploy.local.kept_up_file import KeptUpFile
+from deploy.local.log_limit import forget_former_log
 from deploy.local.role_plans import is_better_together, role_plans
 from deploy.local.shell import Started, problems_of, supervise
 from fabric.errors import ConfigError, FabricError
@@ -92,7 +93,7 @@ def up(
     Exit 6 when a model of FILE could not be loaded and the others are served, 1 when none could be. A model that found no
     place is told, and served as soon as there is one: that is 0, also where no model has a place.
     """
-    die_with_parent()
+    is_child = die_with_parent()
     set_up_descriptors()
     said = DEFAULT_CONFIG
     if file is not None:
@@ -121,9 +122,10 @@ def up(
             remark([f"{home.path} goes when you log out; {_LINGER}"])
         sys.exit(EXIT_PARTIAL if up_file.problems else 0)
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
-    with StopSignal() as stop:
+    with StopSignal(is_child=is_child) as stop:
         set_up_logging("up")
         with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
+            forget_former_log(home.path)
             outcome, problems = _run(file, said, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:
                 for name in (LOG_FILE, OLD_LOG_FILE):

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from deploy.local.events import (
     Announce,
+    AnnounceEnd,
     KillRole,
     Reply,
     RoleAsked,
@@ -338,6 +339,7 @@ class SupervisorCore:
     def _stop(self, outcome: SupervisorOutcome) -> None:
         if self._outcome is None:
             self._outcome = outcome
+            self._actions.append(AnnounceEnd())
             for role in self._roles.values():
                 if role.state is RoleState.WAITING:
                     self._step(role, RoleTransition.END)

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from deploy.local.log_limit import forget_former_log
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError, FabricError, PeerLost
 from roles.node_agent.left_behind import end_what_agents_left
 from roles.runtime.exit_codes import EXIT_CONFIG
-from roles.runtime.identities import ProcessIdentity, open_handle
+from roles.runtime.identities import open_handle
 from roles.runtime.process import module_command
 from roles.runtime.process_events import explaining_lines
 from roles.runtime.run_directory import (
@@ -43,24 +44,25 @@ _WARNED: Final = re.compile(r" level=(?:WARNING|ERROR|CRITICAL) role=(\S+) (.*)"
 
 def stop_running(run_dir: Path) -> None:
     """End the cluster of a run directory, in order if it lets us. PeerLost when none runs."""
-    process, handle = _begun(run_dir)
+    up_file, handle = _begun(run_dir)
     try:
         if not is_claimed(run_dir):  # it ended just now
             return
-        _send(handle, signal.SIGTERM)
+        if not up_file.is_ending:  # else that would be the second signal, which means: at once
+            _send(handle, signal.SIGTERM)
         if _has_ended(handle, UP_STOP_LIMIT_MS):
             _clear(run_dir)  # a second signal ends it without tidying up
             return
         _send(handle, signal.SIGKILL)
         if not _has_ended(handle, KILL_LIMIT_MS):
-            raise FabricError(f"process {process.pid} cannot be killed")
+            raise FabricError(f"process {up_file.pid} cannot be killed")
     finally:
         os.close(handle)
     _clear(run_dir)
 
 
-def _begun(run_dir: Path) -> tuple[ProcessIdentity, int]:
-    """The process that holds the directory, and a handle of it. One that starts says only after its imports who it is."""
+def _begun(run_dir: Path) -> tuple[UpFile, int]:
+    """What the process that holds the directory says, and a handle of it. One that starts says only after its imports who it is."""
     clock = MonotonicClock()
     until_ms = clock.now_ms() + BEGIN_LIMIT_MS
     while is_claimed(run_dir):
@@ -68,8 +70,8 @@ def _begun(run_dir: Path) -> tuple[ProcessIdentity, int]:
         # A killed cluster's file is there until the next one begins: whoever has that pid by now is left alone.
         process = None if up_file is None else up_file.process
         handle = None if process is None else open_handle(process)
-        if process is not None and handle is not None:
-            return process, handle
+        if up_file is not None and handle is not None:
+            return up_file, handle
         if clock.now_ms() >= until_ms:
             raise FabricError(
                 f"a cluster is being started in {run_dir}, and has not said by which process; try again"
@@ -101,7 +103,7 @@ def _start(arguments: Sequence[str], run_dir: Path, lock: int) -> UpFile:
     path = run_dir / LOG_FILE
     try:
         (run_dir / UP_FILE).unlink(missing_ok=True)  # of a killed cluster, whose pid the next one may have
-        path.unlink(missing_ok=True)
+        forget_former_log(run_dir)
         opened = path.open("ab+")  # all append, so that it can be cut while they write
     except OSError as error:
         raise unusable(run_dir, error) from error

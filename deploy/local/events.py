@@ -80,6 +80,10 @@ class Announce(Struct, frozen=True):
     """Everything serves: say so, once."""
 
 
+class AnnounceEnd(Struct, frozen=True):
+    """Everything ends: say so, that nobody who wants that too hurries it."""
+
+
 class SupervisorOutcome(Struct, frozen=True):
     """How it ended. `reason` is empty for a stop that was asked for."""
 
@@ -109,4 +113,4 @@ class Reply(Struct, frozen=True):
 
 
 SupervisorEvent = ProcessExited | RoleServes | RoleAsked | RoleReported | Settled | StopAsked | Tick
-SupervisorAction = SpawnRole | TerminateRole | KillRole | Announce | Reply | Warn
+SupervisorAction = SpawnRole | TerminateRole | KillRole | Announce | AnnounceEnd | Reply | Warn

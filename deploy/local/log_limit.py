@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Never
 
 from roles.runtime.loop.sources import TimedSource
+from roles.runtime.process import remove_file
 from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE, is_at
 
 LOG_BYTES_MAX: Final = 32 << 20
@@ -27,7 +28,7 @@ class LogLimit(TimedSource[Never]):
         self._path = run_dir / LOG_FILE
         self._old = run_dir / OLD_LOG_FILE
         self._bytes_max = bytes_max
-        self._look_at_ms: float | None = 0.0 if self._is_ours() else None
+        self._look_at_ms: float | None = 0.0 if _is_our_stderr(self._path) else None
 
     @property
     def wake_at_ms(self) -> float | None:
@@ -49,8 +50,16 @@ class LogLimit(TimedSource[Never]):
             shutil.copyfile(self._path, self._old)
         os.truncate(self._path, 0)
 
-    def _is_ours(self) -> bool:
-        try:
-            return is_at(sys.__stderr__.fileno(), self._path)  # type: ignore[union-attr]
-        except (OSError, AttributeError, ValueError):
-            return False
+
+def forget_former_log(run_dir: Path) -> None:
+    """Remove what a cluster that was killed has said there, for whoever begins the next one; what this process writes itself stays."""
+    for path in (run_dir / LOG_FILE, run_dir / OLD_LOG_FILE):
+        if not _is_our_stderr(path):
+            remove_file(path)
+
+
+def _is_our_stderr(path: Path) -> bool:
+    try:
+        return is_at(sys.__stderr__.fileno(), path)  # type: ignore[union-attr]
+    except (OSError, AttributeError, ValueError):
+        return False

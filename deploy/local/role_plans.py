@@ -12,10 +12,10 @@ from roles.runtime.process import module_command
 
 CORES_APART = 4  # client, frontend, scheduler, worker
 # An agent's slices drain for 150 ms; then its workers have 2.5 s by message, 2 s by SIGTERM and 2 s by SIGKILL, and before each
-# signal 5 s to leave a GPU that is shared through MPS; then its MPS daemons 8 s and 2 s (`AgentLimits`). More is stuck.
+# signal 5 s to leave a GPU that is shared through MPS; then its MPS daemons 8 s and 2 s (`AgentLimits`), and what they left 1 s. More is stuck.
 # A frontend answers what it has for at most 5 s (`DRAIN_MS_MAX`). A scheduler waits up to 2 s for a standby that could be elected, and
 # 0.8 s for it to be active (`HEIR_WITHIN_MS`, `HANDED_OVER_MS`, `SETTLED_MS`).
-FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 27_000.0, 4_000.0
+FRONTEND_STOP_MS, AGENT_STOP_MS, SCHEDULER_STOP_MS = 5_500.0, 28_000.0, 4_000.0
 PAGE_STOP_MS = 6_000.0  # it may be looking at roles that end
 GATEWAY_STOP_MS = 6_000.0  # likewise, and what its clients have sent when they could not know
 

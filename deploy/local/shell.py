@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from deploy.local.core import SupervisorCore
 from deploy.local.events import (
     Announce,
+    AnnounceEnd,
     KillRole,
     Reply,
     RolePlan,
@@ -285,6 +286,8 @@ class _Supervisor:
                 started = Started(endpoints_in(self._run_dir), told.slices, told.warnings, unplaced)
                 self._on_started(started)
                 self._note_drained()
+            case AnnounceEnd():
+                self._up_file.say(replace(self._up_file.said, is_ending=True))
             case Reply(peer, message):
                 self._note_drained()
                 self._operators.send(peer, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import shutil
@@ -17,7 +18,7 @@ from typing import IO
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError
 from roles.runtime.defects import SUFFIX
-from roles.runtime.process import child_environment, module_command
+from roles.runtime.process import child_environment, end_by_force, module_command
 from roles.runtime.run_directory import UP_STOP_LIMIT_MS
 
 START_LIMIT_MS = 150_000.0  # torch alone takes seconds to import on a cold disk
@@ -57,6 +58,7 @@ def temporary_cluster(config: Path, flags: Sequence[str] = ()) -> Iterator[Tempo
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=child_environment(),
+                process_group=0,  # Ctrl-C at the terminal is for us, and we end it
             )
         try:
             assert process.stdout is not None
@@ -86,16 +88,13 @@ def _first_line(stdout: IO[bytes]) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """In order if it can be, by force if not: what the supervisor started dies with it."""
+    """In order; by force where that takes too long, or somebody presses Ctrl-C again: what the supervisor started dies with it."""
     process.terminate()
     try:
-        process.wait(timeout=UP_STOP_LIMIT_MS / 1e3)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=UP_STOP_LIMIT_MS / 1e3)
     finally:
-        if process.stdout is not None:
-            process.stdout.close()
+        end_by_force(process)
 
 
 def _save_reports(run_dir: Path) -> None:

@@ -221,8 +221,7 @@ def worker(agent: str, worker_id: str, run_dir_option: Path | None) -> None:
 @contextmanager
 def role_process(role_id: str, run_dir_option: Path | None) -> Iterator[tuple[Path, StopSignal]]:
     """The process of a role, from its start to its end: its run directory, and the signal that ends it."""
-    die_with_parent()
-    with StopSignal() as stop:
+    with StopSignal(is_child=die_with_parent()) as stop:
         set_up_descriptors()
         set_up_logging(role_id)
         home = chosen_run_dir(run_dir_option)

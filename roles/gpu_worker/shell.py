@@ -120,13 +120,12 @@ def run_worker(
     Raises ConfigError for an address that cannot be bound or connected to.
     """
     outlived = outlive_parent()
-    if outlived is None:
-        die_with_parent()
+    is_child = outlived is not None or die_with_parent()
     agent_pid, outlive_ms = outlived or (0, 0.0)
     options = options or WorkerOptions()
     set_up_descriptors()
     set_up_logging(worker_id, options.log_level)
-    with StopSignal() as stop:
+    with StopSignal(is_child=is_child) as stop:
         watch = AgentWatch(outlive_ms)
         watch.watch(agent_pid)
         if outlived is not None and os.getppid() != agent_pid:

@@ -20,7 +20,8 @@ share processes, up to 64 in one (`wanted.py`).
   and hear when the lease is free. Where one hands over to the next, the workers obey the former until the latter commands.
 - Workers of a former agent of this host (`workers/orphans.py`) are adopted when they say hello with what they host, under the
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
-  settled the scheduler is not greeted: it would take the slices for lost and have them started twice.
+  settled the scheduler is not greeted: it would take the slices for lost and have them started twice. One that would serve on
+  without its share is sent away: its daemon has failed meanwhile, or it is no client where a daemon serves others.
 - Where a GPU is shared through MPS, its daemon comes first: no worker starts there before it answers, and every
   worker there ends with it (`mps/daemons.py`).
 
@@ -400,7 +401,15 @@ class NodeAgentCore:
                 self._reports.report(slice_id, SliceState.STOPPED, "its specification changed")
         if changed and worker.slices:
             self._workers.tell_what_to_host(worker)
+            self._settle(worker, now_ms)
         self._workers.end_if_unwanted(worker, now_ms)
+
+    def _settle(self, worker: Worker, now_ms: float) -> None:
+        """Once everything is loaded that it should still host, it has time for ever, and is asked for signs of life."""
+        self._workers.settle(worker, now_ms)
+        if worker.state is WorkerState.SERVING:
+            assert worker.peer is not None, "it has said hello"
+            self._liveness.watch(worker.peer, now_ms)
 
     def _start_missing(self, now_ms: float) -> None:
         """Start what is wanted and neither running, nor given up, nor waiting for its old process to end."""
@@ -461,9 +470,7 @@ class NodeAgentCore:
                     return
                 if message.slice_id in worker.slices:  # else it is no longer wanted
                     self._on_news(worker, message, now_ms)
-                self._workers.settle(worker, now_ms)
-                if worker.state is WorkerState.SERVING:
-                    self._liveness.watch(peer, now_ms)
+                self._settle(worker, now_ms)
             case Loading(slice_id, model_id):
                 self._workers.loads(self._worker_at(peer), slice_id, model_id, now_ms)
             case _:
@@ -492,7 +499,9 @@ class NodeAgentCore:
     def _on_orphan(self, peer: PeerId, orphan: Orphan, hello: WorkerHello, now_ms: float) -> None:
         taken = self._workers.taken
         slices = [spec for spec in hello.slices if spec.slice_id not in taken]
-        if not slices:
+        if not slices or not all(
+            spec.following or self._daemons.may_stay(spec.gpu, is_mps=orphan.is_mps) for spec in slices
+        ):
             self._orphans.send_away(orphan.worker_id, now_ms)
         else:
             self._orphans.adopted(orphan.worker_id)
@@ -512,7 +521,8 @@ class NodeAgentCore:
             case SliceReady():
                 worker.loading.pop(slice_id, None)
                 self._reports.report(slice_id, SliceState.READY, incarnation=incarnation)
-                self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
+                if worker.is_mps:
+                    self._daemons.joined(worker.slices[slice_id].gpu, now_ms)
             case SliceFailed(is_unloadable=False):
                 self._workers.broke(worker, message, now_ms)
             case SliceFailed(reason=reason):

@@ -129,6 +129,12 @@ class CheckDaemon(Struct, frozen=True):
     start: int
 
 
+class EndLeftovers(Struct, frozen=True):
+    """End what guards of a GPU that were killed have left: no other guard follows that would."""
+
+    gpu: int
+
+
 class SampleGpus(Struct, frozen=True):
     """Read the GPUs' sensors: `GpusSampled` follows."""
 
@@ -160,6 +166,7 @@ AgentAction = (
     | Remember
     | StartDaemon
     | CheckDaemon
+    | EndLeftovers
     | SampleGpus
     | Warn
     | KeepLease

@@ -28,9 +28,9 @@ log = logging.getLogger("tenuto")
 
 
 def end_what_agents_left(run_dir: Path) -> None:
-    """End workers that outlive their agent, then the guards of its MPS daemons, and remove their files; what an agent has that lives stays.
+    """End workers that outlive their agent, then the guards of its MPS daemons and what these left, and remove their files; what an agent has that lives stays.
 
-    Takes a moment; of those that are stuck, a second for each worker and nine for each guard.
+    Takes a moment; of those that are stuck, a second for each worker and ten for each guard.
     """
     for directory in run_dir.glob("workers-*"):
         host = directory.name.removeprefix("workers-")
@@ -49,7 +49,7 @@ def end_what_agents_left(run_dir: Path) -> None:
     for place, guard in zip(places, guards, strict=True):
         if guard is not None:
             _see_it_end(guard)
-        place.remove()
+        place.clear_away()
 
 
 def _has_agent(run_dir: Path, host: str) -> bool:

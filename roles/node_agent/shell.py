@@ -27,6 +27,7 @@ from roles.node_agent.events import (
     AgentLimits,
     CheckDaemon,
     DaemonChecked,
+    EndLeftovers,
     FollowScheduler,
     GpusSampled,
     Kill,
@@ -44,7 +45,14 @@ from roles.node_agent.lease import KeepLease, LeaseKept
 from roles.node_agent.lease_file import LeaseFile
 from roles.node_agent.metrics import METRICS, measured_agent
 from roles.node_agent.mps.environment import without_mps
-from roles.node_agent.mps.sharing import OUTLIVE_MS, Answer, ClientEnded, Sharing, SharingOptions
+from roles.node_agent.mps.sharing import (
+    OUTLIVE_MS,
+    Answer,
+    ClientEnded,
+    LeftoversEnded,
+    Sharing,
+    SharingOptions,
+)
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.node_agent.workers.cpu_affinity import CorePins, cores_of, pin
 from roles.node_agent.workers.sockets import WorkerSockets
@@ -269,6 +277,8 @@ class _Agent:
                 self._sharing.start(gpu, self._processes, self._own)
             case CheckDaemon(gpu, start):
                 self._sharing.check(gpu, start, self._blocking)
+            case EndLeftovers(gpu):
+                self._sharing.end_leftovers(gpu, self._blocking)
             case SampleGpus():
                 self._blocking.run(self._sample)
             case Warn(text):
@@ -310,6 +320,10 @@ class _Agent:
                 if problem:
                     log.warning("client_not_terminated worker=%s reason=%r", worker_id, problem)
                 self._signal(worker_id, number)
+                return None
+            case LeftoversEnded(gpu, problem):
+                if problem:
+                    log.warning("mps_stuck gpu=%d reason=%r", gpu, problem)
                 return None
             case DaemonChecked() | GpusSampled():
                 return answer

@@ -21,7 +21,7 @@ EXIT_NOT_STARTED: Final = 127
 EXIT_INTERRUPTED: Final = 130
 """Interrupted by Ctrl-C (SIGINT). Roles, `up`, `gateway` and `page` end in order then, and `record` writes what it has: 0.
 
-A second one ends them at once, with 130; files that stay in the run directory are in nobody's way.
+A second one ends them at once, with 130, but for roles that `up` started; files that stay in the run directory are in nobody's way.
 """
 EXIT_UNKNOWN: Final = 256
 """No process can end with that code: of one that was adopted nobody is told."""

@@ -1,6 +1,6 @@
 """What every role's process does at its start and at its end.
 
-It dies with its parent, ends in order on SIGTERM, SIGINT and SIGHUP and at once on the second SIGTERM or SIGINT, may
+It dies with its parent, ends in order on SIGTERM, SIGINT and SIGHUP, at once on the second SIGTERM or SIGINT if no other process of ours started it, may
 have as many descriptors as the kernel lets it, logs as logfmt to stderr, and leaves a *run file*
 `<run dir>/<role id>.json` while it serves: who it is and where it can be reached. Run files are how processes of one host
 find each other, and what `tenuto status` reads.
@@ -46,8 +46,8 @@ _PR_SET_TIMERSLACK = 29
 log = logging.getLogger("tenuto")
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the one that started it ends.
+def die_with_parent() -> bool:
+    """Ask the kernel to kill this process when the one that started it ends; whether that is one of ours.
 
     The signal is tied to the *thread* of the parent that started us, so parents spawn from their main thread.
     Between our start and this call the parent may already be gone: whoever spawns us says its pid in the
@@ -55,11 +55,21 @@ def die_with_parent() -> None:
     """
     expected = os.environ.pop(PARENT_VARIABLE, None)
     if expected is None:
-        return  # started by a person or by an init system: not ours to tie
+        return False  # started by a person or by an init system: not ours to tie
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(expected):
         raise SystemExit(EXIT_FAILURE)
+    return True
+
+
+def leave_the_end_to_parent() -> None:
+    """SIGTERM means nothing to this process, which its parent kills once it needs it no more.
+
+    Who ends a whole cluster may signal all of its processes, and what was accepted is finished first.
+    """
+    # A handler: that a signal is ignored is inherited by what a user's code starts, through exec too.
+    signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def wake_exactly() -> None:
@@ -131,10 +141,14 @@ class StopSignal:
     The second SIGTERM or SIGINT ends the process at once: a person who presses Ctrl-C twice means it. A terminal that
     goes means nothing: for one of them the kernel, a shell and systemd each send SIGHUP, and systemd SIGTERM beside it.
     A SIGHUP that is ignored (nohup) stays so.
+
+    Nor does any further one mean anything to a child of ours (`is_child`): who signals all processes of a cluster, as systemd and
+    pkill do, signals its parent too, which sends each child the second one in its turn, and SIGKILL where it takes too long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_child: bool = False) -> None:
         self.is_set = False
+        self._is_child = is_child
         self._is_told = False
         self._is_last = False  # the next SIGTERM or SIGINT ends the process at once
         self._read, self._write = socket.socketpair()
@@ -153,14 +167,19 @@ class StopSignal:
     def __exit__(self, *exc: object) -> None:
         signal.set_wakeup_fd(-1)
         for number in self._taken:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            if self._is_child:  # what is left is the interpreter's end, which the second signal may meet
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                signal.signal(
+                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                )
         self._read.close()
         self._write.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  the handler's signature
         if self._is_last and number != signal.SIGHUP:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
-        self._is_last = self._is_last or number != signal.SIGHUP
+        self._is_last = not self._is_child and (self._is_last or number != signal.SIGHUP)
         self.is_set = True
 
     def fileno(self) -> int:

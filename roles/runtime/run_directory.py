@@ -55,6 +55,8 @@ class UpFile(Struct, frozen=True):
     """Of the process; see `RunFile`."""
     drained: Sequence[str] = ()
     """Roles that an operator keeps down."""
+    is_ending: bool = False
+    """It was told to end, or gives up: a further signal would end it at once, without tidying up."""
 
     @property
     def process(self) -> ProcessIdentity | None:

@@ -307,6 +307,8 @@ def endpoints_in(run_dir: Path) -> dict[str, list[str]]:
     """Where the living cluster can be reached: client, http, … of frontends and gateways, control of the scheduler, all metrics."""
     endpoints: dict[str, list[str]] = {}
     for run_file in run_files(run_dir):
+        if not run_file.is_alive:
+            continue
         for purpose, addresses in run_file.addresses.items():
             told = next((_TOLD[prefix] for prefix in _TOLD if run_file.role_id.startswith(prefix)), ())
             if purpose in told or purpose == "metrics":

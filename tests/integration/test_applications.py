@@ -350,6 +350,27 @@ def test_glue_whose_result_cannot_be_sent_is_told_too_large_only_where_that_is_w
     assert [type(error) for error in made] == [Internal, TooLarge, Internal, TooLarge], made
 
 
+def test_glue_goes_on_when_every_process_of_a_cluster_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frontend answers what it has accepted first."""
+    (tmp_path / "own.py").write_text(
+        "import os, signal\n\nclass Own:\n    def split(self, outputs, request):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n        return [outputs]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    came: queue.Queue[tuple[int, object]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 30_000.0)}, came.put, clock, 1 << 20)
+    try:
+        x = [NamedTensor("x", np.arange(3))]
+        runner.start(7, "two", [("one", [x])], x, clock.now_ms() + 30_000.0)
+        _, made = came.get(timeout=60)
+        assert isinstance(made, Sequence), made
+    finally:
+        runner.close()
+
+
 def test_what_lies_beside_a_users_glue_hides_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

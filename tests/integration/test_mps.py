@@ -414,6 +414,16 @@ def test_a_daemon_that_does_not_start_is_given_up_and_the_gpu_shared_in_time(
     assert "share_not_enforced slice=x share_percent=30" in said
 
 
+def test_a_server_whose_guard_was_killed_ends_where_no_guard_follows(make: StageMaker) -> None:
+    stage = serving(make(a100(0), limits={"restart": {"failures_max": 1}}), spec("x"))
+    (guard,) = stage.guards()
+    os.kill(guard, signal.SIGKILL)
+    assert "was killed by signal 9" in stage.until_sharing(0, "time-sharing")
+    until(lambda: not stage.ours(), what="the end of daemon and server")
+    stage.until_state("x", "ready")
+    assert stage.clients() == {}
+
+
 def test_a_daemon_of_somebody_else_in_our_directory_is_left_alone(make: StageMaker, tmp_path: Path) -> None:
     place = MpsPlace.of(tmp_path / "r", "a", 0)
     (tmp_path / "r").mkdir()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -21,7 +22,7 @@ from fabric.client import BlockingClient
 from fabric.errors import FabricError, NoReplica, RequestError
 from roles.runtime.journal import replay
 from roles.runtime.process import read_run_file
-from roles.runtime.run_directory import LOCK_FILE, OLD_LOG_FILE, read_up_file
+from roles.runtime.run_directory import LOCK_FILE, LOG_FILE, OLD_LOG_FILE, read_up_file
 from roles.scheduler.replay_start import scheduler_from
 from tests.integration.proc import CLOCK, processes_naming, until, zombies_of
 
@@ -132,6 +133,52 @@ def test_a_cluster_serves_and_ctrl_c_leaves_nothing(home: Home) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(STOP_MS / 1e3) == 0
     home.assert_nothing_left()
+
+
+def test_a_stop_that_signals_every_process_once_is_an_orderly_one(home: Home) -> None:
+    """As systemd's is, and pkill's: each role has had its signal when the supervisor sends the next one."""
+    process, started = home.up("--apart")
+    infer(started["endpoints"]["client"])
+    roles = set(home.processes()) - {process.pid}
+    assert len(roles) == 4
+    for pid in (process.pid, *roles):
+        os.kill(pid, signal.SIGTERM)
+    _, said = process.communicate(timeout=STOP_MS / 1e3)
+    assert process.returncode == 0
+    ended = dict(re.findall(r"child_ended name=(\S+) pid=\d+ code=(\S+)", said))
+    assert ended == dict.fromkeys(("frontend-0", "worker-local-1", "node-local", "scheduler-0"), "0")
+    home.assert_nothing_left()
+
+
+def test_who_ends_a_cluster_that_ends_already_waits_for_it(home: Home) -> None:
+    assert home.run("up", str(home.file), "--detach", "--apart")[0] == 0
+    frontend = home.pid("frontend-0")
+    assert frontend is not None
+    os.kill(frontend, signal.SIGSTOP)
+    first = home.start("down")
+    until(lambda: is_ending(home), what="the end, which has begun")
+    second = home.start("down")
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(1.5)
+    os.kill(frontend, signal.SIGCONT)
+    assert first.wait(STOP_MS / 1e3) == 0
+    assert second.wait(STOP_MS / 1e3) in (0, 5), "5: this host is so busy that all had ended when it began"
+    home.assert_nothing_left()
+
+
+def is_ending(home: Home) -> bool:
+    up_file = read_up_file(home.path)
+    return up_file is not None and up_file.is_ending
+
+
+def test_a_cluster_in_a_terminal_does_not_say_what_a_killed_one_in_its_directory_did(home: Home) -> None:
+    home.path.mkdir(mode=0o700)
+    for name in (LOG_FILE, OLD_LOG_FILE):
+        (home.path / name).write_text("2026-01-01 10:00:00,000 level=INFO role=frontend-0 of a killed one\n")
+    home.up()
+    code, out, line = home.run("logs")
+    assert (code, out) == (1, "")
+    assert line == "tenuto: this cluster was started without --detach: its roles speak in that terminal"
 
 
 def test_a_cluster_whose_run_directory_is_gone_serves_on_and_ends_in_order(home: Home) -> None:

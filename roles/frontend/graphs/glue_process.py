@@ -34,7 +34,7 @@ from fabric.link import NamedTensor, Tensor
 from fabric.messages import GlueAsked, GlueMade
 from roles.frontend.graphs.edges import checked_count
 from roles.runtime.message_pipe import Ended, MessagePipe
-from roles.runtime.process import die_with_parent
+from roles.runtime.process import die_with_parent, leave_the_end_to_parent
 
 Named = dict[str, Tensor]
 
@@ -42,6 +42,7 @@ Named = dict[str, Tensor]
 def main() -> None:
     """Answer until nobody asks any more."""
     die_with_parent()
+    leave_the_end_to_parent()
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     bytes_max = int(sys.argv[1])

@@ -39,7 +39,12 @@ from roles.runtime.defects import DefectReport
 from roles.runtime.loop.driver import Driver, Role
 from roles.runtime.loop.sources import LinkSource, SendingSource, TranslatedSource
 from roles.runtime.payloads import Payloads
-from roles.runtime.process import die_with_parent, set_up_descriptors, set_up_logging
+from roles.runtime.process import (
+    die_with_parent,
+    leave_the_end_to_parent,
+    set_up_descriptors,
+    set_up_logging,
+)
 
 WORKER: Final = PeerId("worker")
 NEXT: Final = PeerId("next")
@@ -52,6 +57,7 @@ log = logging.getLogger("tenuto")
 def run_stage(name: str, stage: int, run_dir: Path, threads: int, addresses: Sequence[str]) -> int:
     """Serve until the worker ends, or the device breaks; the exit code."""
     die_with_parent()
+    leave_the_end_to_parent()
     set_up_descriptors()
     set_up_logging(name)
     shell = StageShell(stage, threads, addresses, meeting_of(name.rpartition(".")[0], run_dir))

@@ -14,8 +14,10 @@ Everything here blocks for a bounded time. Reference: NVIDIA, Multi-Process Serv
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
+import signal
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ from msgspec import Struct
 from fabric.errors import FabricError
 from fabric.ipc import PATH_BYTES_MAX
 from fabric.messages import GpuInfo
+from roles.runtime.identities import end, processes_with, send_signal
 
 BINARY: Final = "nvidia-cuda-mps-control"
 MARK: Final = "TENUTO_MPS_DIRECTORY"
@@ -36,6 +39,8 @@ CONTROL_LIMIT_S: Final = 3.0
 KILL_LIMIT_S = 1.0
 LONGEST_NAME_IN_PIPE: Final = len("/control_privileged")
 OLDEST, OLDEST_WITH_SHARES = (3, 5), (7, 0)
+
+log = logging.getLogger("tenuto")
 
 
 class MpsError(FabricError):
@@ -214,11 +219,28 @@ class MpsPlace(Struct, frozen=True):
                 )
             path.chmod(0o700)
 
-    def remove(self) -> None:
-        """Take it away, after its daemon; that of the node too, with the last one in it."""
+    def clear_away(self) -> None:
+        """Take it away, after its guard; that of the node too, with the last one in it.
+
+        A guard that was killed has left servers, and no other one follows.
+        """
+        try:
+            end_leftovers(self)
+        except MpsError as error:
+            log.warning("mps_stuck directory=%s reason=%r", self.directory, str(error))
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.directory.parent.rmdir()
+
+
+def end_leftovers(place: MpsPlace) -> None:
+    """End our daemons and servers of this directory, and only ours. Raises MpsError for one that cannot be."""
+    found = list(processes_with(MARK, str(place.directory)))
+    for identity in found:  # all at once, as each takes its time
+        send_signal(identity, signal.SIGKILL)
+    for identity in found:
+        if not end(identity, KILL_LIMIT_S):
+            raise MpsError(f"process {identity.pid} of a former MPS daemon cannot be killed")
 
 
 def check_gpu(info: GpuInfo) -> bool:

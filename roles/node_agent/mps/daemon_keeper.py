@@ -39,12 +39,12 @@ from roles.node_agent.mps.control import (
     MpsPlace,
     MpsTaken,
     MpsWrongUser,
+    end_leftovers,
 )
 from roles.node_agent.mps.environment import daemon_environment, without_mps
 from roles.runtime.exit_codes import EXIT_FAILURE, EXIT_GUARD_REFUSED
 from roles.runtime.identities import (
     ProcessIdentity,
-    end,
     identity_in,
     identity_of,
     is_over,
@@ -57,7 +57,6 @@ from roles.runtime.process import PARENT_VARIABLE, StopSignal
 
 LOCK_WITHIN_MS: Final = 8_000.0  # longer than a former guard takes for its end
 QUIT_WITHIN_S: Final = 2.0
-KILL_WITHIN_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.1
 _PR_SET_PDEATHSIG = 1
 _NO_PROGRAM: Final = (
@@ -78,7 +77,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.pop(PARENT_VARIABLE, None)  # the daemon's parent is somebody else
     place = MpsPlace(options.directory)
-    with StopSignal() as stop:
+    with StopSignal(is_child=True) as stop:
         try:
             place.make()
             with _locked(place):
@@ -97,7 +96,7 @@ def _serve(place: MpsPlace, uid: str, binary: str, outlive_ms: float, stop: Stop
         raise MpsTaken(
             f"a daemon that we did not start (process {stranger.pid}) serves in {place.pipe}; end it first"
         )
-    end_leftovers(place)
+    _clear_up(place)
     out = place.log / "daemon.out"
     daemon = _start(place, uid, binary, out)
     handle = os.pidfd_open(daemon.pid)
@@ -113,7 +112,7 @@ def _serve(place: MpsPlace, uid: str, binary: str, outlive_ms: float, stop: Stop
         daemon.kill()
         daemon.wait()
         os.close(handle)
-        end_leftovers(place)
+        _clear_up(place)
         place.record_file.unlink(missing_ok=True)
     if why:
         return 0
@@ -182,11 +181,8 @@ def _quit(place: MpsPlace, binary: str, daemon: int) -> None:
         _say(f"the MPS daemon does not quit ({error}); it is killed")
 
 
-def end_leftovers(place: MpsPlace) -> None:
-    """End our daemons and servers of this directory, and only ours. Raises MpsError for one that cannot be."""
-    for identity in list(processes_with(MARK, str(place.directory))):
-        if not end(identity, KILL_WITHIN_S):
-            raise MpsError(f"process {identity.pid} of a former MPS daemon cannot be killed")
+def _clear_up(place: MpsPlace) -> None:
+    end_leftovers(place)
     for path in place.pipe.iterdir():
         with contextlib.suppress(OSError):
             path.unlink()

@@ -13,7 +13,9 @@ over begins with START at the first event.
 
 No worker may start on a GPU whose daemon is not UP: it would run without its share and nobody would know. A
 server that is gone takes its clients' contexts with it and is followed by another one, so its daemon counts as sick at
-once, and one that has clients but no server does too; a daemon that does not answer does when it has not done so repeatedly. A GPU whose daemon is given up is shared in time, which is said.
+once, and one that has clients but no server does too; a daemon that does not answer does when it has not done so repeatedly. Time without
+an answer is no part of the minute in which failures count (`Restarts`): one that hangs each time would be started for ever. A GPU whose
+daemon is given up is shared in time, which is said; what its guards left is ended, as no further guard does that.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from roles.node_agent.events import (
     AgentLimits,
     CheckDaemon,
     DaemonChecked,
+    EndLeftovers,
     Kill,
     SharingPlan,
     StartDaemon,
@@ -101,12 +104,17 @@ class _Daemon:
     state: DaemonState = DaemonState.WAITING
     limit_at_ms: float | None = 0.0
     check_at_ms: float | None = None
+    asked_at_ms: float = 0.0
+    silent_since_ms: float | None = None
+    """When it was started, or asked for the first answer that did not come; None: it answers."""
     misses: int = 0
     servers: frozenset[int] = frozenset()
     has_clients: bool = False
     was_asked_with_clients: bool = False
     reason: str = ""
     starts: int = 0
+    is_taken_over: bool = False
+    """A former agent's, which has not failed since: workers of that agent are its clients."""
 
 
 def guard_name(node_id: NodeId, gpu: int) -> str:
@@ -148,6 +156,13 @@ class Daemons:
         """Whether a worker that starts there is a client of MPS."""
         daemon = self._all.get(gpu)
         return daemon is not None and daemon.state is DaemonState.UP
+
+    def may_stay(self, gpu: int, *, is_mps: bool) -> bool:
+        """Whether a former agent's worker on that GPU alone serves on as it should: as a client of the daemon that it came with, or of none."""
+        daemon = self._all.get(gpu)
+        if daemon is None or daemon.state is DaemonState.GIVEN_UP:
+            return not is_mps
+        return is_mps and daemon.is_taken_over
 
     def enforces_shares(self, gpu: int) -> bool:
         """Whether a slice's share is more than a word there."""
@@ -192,6 +207,7 @@ class Daemons:
         """To be called before anything else at each event: guards that were taken over run already."""
         for gpu in self._adopted:
             self._start(self._all[gpu], now_ms)
+            self._all[gpu].is_taken_over = True
         self._adopted = ()
 
     def tick(self, now_ms: float) -> list[int]:
@@ -203,7 +219,7 @@ class Daemons:
                 if daemon.state is DaemonState.KILLED:
                     down.append(daemon.gpu)
             if daemon.check_at_ms is not None and daemon.check_at_ms <= now_ms:
-                daemon.check_at_ms = None
+                daemon.check_at_ms, daemon.asked_at_ms = None, now_ms
                 daemon.was_asked_with_clients = daemon.has_clients
                 self._actions.append(CheckDaemon(daemon.gpu, daemon.starts))
         return down
@@ -232,6 +248,7 @@ class Daemons:
                 return False
             self._step(daemon, DaemonTransition.ANSWERS, now_ms)
             daemon.reason, daemon.misses, daemon.servers = "", 0, frozenset(servers)
+            daemon.silent_since_ms = None
             daemon.has_clients = daemon.was_asked_with_clients = False
             daemon.check_at_ms = now_ms + self._limits.daemon_check_ms
             return True
@@ -240,12 +257,14 @@ class Daemons:
         daemon.check_at_ms = now_ms + self._limits.daemon_check_ms
         if problem:
             daemon.misses += 1
+            if daemon.silent_since_ms is None:
+                daemon.silent_since_ms = daemon.asked_at_ms
             if daemon.misses < self._limits.daemon_misses_max:
                 return False
             lost = problem
         else:
             found, known = frozenset(servers), daemon.servers
-            daemon.misses, daemon.servers = 0, found
+            daemon.misses, daemon.silent_since_ms, daemon.servers = 0, None, found
             if not known <= found:
                 lost = f"its server (process {min(known - found)}) ended"
             elif not found and daemon.was_asked_with_clients:
@@ -272,12 +291,14 @@ class Daemons:
         if not was_killed:
             how = f"was killed by signal {-code}" if code < 0 else "ended"
             daemon.reason = said or f"the guard of its MPS daemon {how}"
-        next_at_ms = None if code == EXIT_GUARD_REFUSED else daemon.restarts.note_failure(now_ms)
+        silent_ms = 0.0 if daemon.silent_since_ms is None else now_ms - daemon.silent_since_ms
+        next_at_ms = None if code == EXIT_GUARD_REFUSED else daemon.restarts.note_failure(now_ms, silent_ms)
         if next_at_ms is None:
             self._step(daemon, DaemonTransition.HOPELESS, now_ms)
             self._actions.append(
                 Warn(f"mps_given_up gpu={gpu} sharing={TIME_SHARING} reason={daemon.reason!r}")
             )
+            self._actions.append(EndLeftovers(gpu))
         else:
             daemon.limit_at_ms = next_at_ms
             self._actions.append(Warn(f"mps_lost gpu={gpu} reason={daemon.reason!r}"))
@@ -314,10 +335,12 @@ class Daemons:
     def _start(self, daemon: _Daemon, now_ms: float) -> None:
         self._step(daemon, DaemonTransition.START, now_ms)
         daemon.starts += 1
+        daemon.silent_since_ms = now_ms
         daemon.check_at_ms = now_ms + self._limits.daemon_look_ms
 
     def _step(self, daemon: _Daemon, step: DaemonTransition, now_ms: float) -> None:
         daemon.state = NEXT[daemon.state, step]
+        daemon.is_taken_over = daemon.is_taken_over and daemon.state in (DaemonState.STARTING, DaemonState.UP)
         self._give_time(daemon, now_ms)
 
     def _give_time(self, daemon: _Daemon, now_ms: float) -> None:

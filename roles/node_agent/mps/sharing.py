@@ -24,6 +24,7 @@ from roles.node_agent.mps.control import (
     MpsPlace,
     check_gpu,
     end_client,
+    end_leftovers,
 )
 from roles.node_agent.mps.daemons import MPS, TIME_SHARING, guard_name
 from roles.node_agent.mps.environment import client_environment, device_environment
@@ -47,7 +48,14 @@ class ClientEnded(Struct, frozen=True):
     problem: str
 
 
-Answer = DaemonChecked | GpusSampled | ClientEnded
+class LeftoversEnded(Struct, frozen=True):
+    """What guards of a GPU had left was ended, or could not be (`problem`)."""
+
+    gpu: int
+    problem: str
+
+
+Answer = DaemonChecked | GpusSampled | ClientEnded | LeftoversEnded
 
 
 class SharingOptions(Struct, frozen=True):
@@ -156,15 +164,28 @@ class Sharing:
 
         blocking.run(ask)
 
+    def end_leftovers(self, gpu: int, blocking: BlockingCalls[Answer]) -> None:
+        """End daemon and servers of guards that were killed, then `LeftoversEnded` comes."""
+        place = self._places[gpu]
+
+        def end() -> LeftoversEnded:
+            try:
+                end_leftovers(place)
+            except MpsError as error:
+                return LeftoversEnded(gpu, str(error))
+            return LeftoversEnded(gpu, "")
+
+        blocking.run(end)
+
     def release(self, processes: Processes) -> None:
         """Leave the guards to themselves, when this agent ends out of order: they see it and end in order."""
         for gpu in self._gpus:
             processes.release(guard_name(self._node_id, gpu))
 
     def remove(self) -> None:
-        """Take the files away, after the last daemon."""
+        """Take the files away, after the last daemon, and with them what a guard has left that was killed."""
         for place in self._places.values():
-            place.remove()
+            place.clear_away()
 
     # ------------------------------------------------------------ clients
 

@@ -19,6 +19,7 @@ from fabric.errors import FabricError, PeerLost
 from roles.runtime.run_directory import (
     LOCK_FILE,
     LOG_FILE,
+    OLD_LOG_FILE,
     UP_FILE,
     UpFile,
     claim,
@@ -123,13 +124,17 @@ def test_what_a_killed_cluster_said_is_not_taken_for_what_the_next_one_says(
     write_up_file(tmp_path, UpFile(os.getpid(), is_ready=True, endpoints={}))
     if not is_readable:
         (tmp_path / UP_FILE).write_bytes(b"")
-    seen: list[bool] = []
+    for name in (LOG_FILE, OLD_LOG_FILE):
+        (tmp_path / name).write_text(f"{TOLD}\n")
+    seen: dict[str, int] = {}
     monkeypatch.setattr(
-        detached, "subprocess", Subprocess(lambda: seen.append((tmp_path / UP_FILE).exists()))
+        detached,
+        "subprocess",
+        Subprocess(lambda: seen.update({path.name: path.stat().st_size for path in tmp_path.iterdir()})),
     )
     with pytest.raises(FabricError, match="no room"):
         start_detached([], tmp_path, is_removed=False)
-    assert seen == [False]
+    assert seen == {LOCK_FILE: 0, LOG_FILE: 0}
 
 
 class Interrupted(subprocess.Popen[bytes]):
@@ -223,6 +228,24 @@ def test_a_cluster_that_has_not_said_yet_who_it_is_is_waited_for_and_ended(
         monkeypatch.setattr(select, "select", look_again)
         stop_running(tmp_path)
         assert (looks, cluster.wait()) == (3, -signal.SIGTERM)
+
+
+def test_a_cluster_that_ends_already_is_waited_for_and_not_signalled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal means: at once."""
+
+    def ends(handle: int, limit_ms: float) -> bool:
+        cluster.communicate(b"\n")
+        return real(handle, limit_ms)
+
+    real = detached._has_ended
+    monkeypatch.setattr(detached, "_has_ended", ends)
+    command = [sys.executable, "-c", "input()"]
+    with claim(tmp_path), subprocess.Popen(command, stdin=subprocess.PIPE) as cluster:
+        write_up_file(tmp_path, UpFile(cluster.pid, is_ready=True, endpoints={}, is_ending=True))
+        stop_running(tmp_path)
+        assert cluster.returncode == 0
 
 
 def test_a_start_that_ends_before_it_said_who_it_is_was_none(

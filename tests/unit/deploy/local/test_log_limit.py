@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE
 
 WRITES = """
@@ -40,3 +42,20 @@ def test_where_there_is_a_terminal_nothing_wakes_up_for_a_log(tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     assert done.stdout == b"None\n"
     assert not list(tmp_path.iterdir())
+
+
+FORGETS = "import sys; from pathlib import Path; from deploy.local.log_limit import forget_former_log; forget_former_log(Path(sys.argv[1]))"
+
+
+@pytest.mark.parametrize("is_in_the_background", [False, True])
+def test_what_a_killed_cluster_said_is_not_taken_for_the_next_ones_words(
+    tmp_path: Path, *, is_in_the_background: bool
+) -> None:
+    for name in (LOG_FILE, OLD_LOG_FILE):
+        (tmp_path / name).write_text("words\n")
+    command = [sys.executable, "-c", FORGETS, str(tmp_path)]
+    with (tmp_path / LOG_FILE).open("ab+") as log:
+        stderr = log if is_in_the_background else None
+        subprocess.run(command, stderr=stderr, check=True, timeout=60)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left == ([LOG_FILE] if is_in_the_background else [])

@@ -14,6 +14,7 @@ from roles.config.cluster import ClusterConfig
 from roles.config.read_config import parse_config
 from roles.node_agent.events import AgentLimits
 from roles.node_agent.left_behind import GUARD_WITHIN_S, KILL_WITHIN_S
+from roles.node_agent.mps.control import KILL_LIMIT_S
 from roles.runtime.run_directory import UP_STOP_LIMIT_MS
 from roles.scheduler.availability.replica import HANDED_OVER_MS, HEIR_WITHIN_MS, SETTLED_MS
 
@@ -78,7 +79,7 @@ def test_who_waits_for_the_end_of_a_cluster_waits_longer_than_all_its_ranks_may_
     for plan in plans:
         ranks[plan.stop_rank] = max(ranks.get(plan.stop_rank, 0.0), plan.stop_limit_ms)
     assert len(ranks) == 4
-    left_ms = 1e3 * (GUARD_WITHIN_S + KILL_WITHIN_S)
+    left_ms = 1e3 * (GUARD_WITHIN_S + KILL_WITHIN_S + KILL_LIMIT_S)
     assert sum(ranks.values()) + len(ranks) * SupervisorLimits().kill_ms + left_ms < UP_STOP_LIMIT_MS
 
 
@@ -91,4 +92,5 @@ def test_an_agent_has_the_time_that_its_workers_and_daemons_may_take() -> None:
     by_message_ms = limits.unready_ms + limits.grace_ms + 500.0
     by_signals_ms = limits.terminate_ms + limits.kill_ms + 2 * limits.client_end_ms
     workers_ms = by_message_ms + by_signals_ms
-    assert workers_ms + limits.daemon_end_ms + limits.kill_ms < AGENT_STOP_MS
+    daemons_ms = limits.daemon_end_ms + limits.kill_ms + 1e3 * KILL_LIMIT_S
+    assert workers_ms + daemons_ms < AGENT_STOP_MS

@@ -7,6 +7,7 @@ import pytest
 from deploy.local.core import SupervisorCore
 from deploy.local.events import (
     Announce,
+    AnnounceEnd,
     KillRole,
     RolePlan,
     RoleServes,
@@ -82,6 +83,17 @@ def test_it_is_announced_once_when_every_role_serves_and_every_slice_is_settled(
     up.feed(RoleServes(FRONTEND))
     assert up.feed(Settled()) == [Announce()]
     assert up.feed(Settled()) == []
+
+
+def test_that_everything_ends_is_announced_once_whyever_it_does() -> None:
+    for event in (StopAsked(), Settled("no weights"), ProcessExited(FRONTEND, 1, "")):
+        up = Up()
+        up.feed(RoleServes(SCHEDULER))
+        if isinstance(event, Settled):
+            up.feed(RoleServes(AGENT))
+            up.feed(RoleServes(FRONTEND))
+        assert AnnounceEnd() in up.feed(event)
+        assert AnnounceEnd() not in [*up.feed(StopAsked()), *up.until(up.now_ms + 60_000.0)]
 
 
 def test_a_line_of_its_log_does_not_explain_an_end() -> None:
@@ -241,7 +253,7 @@ def test_a_stop_during_the_start_ends_what_has_been_started() -> None:
 
 def test_a_stop_before_anything_was_started_is_over_at_once() -> None:
     core = SupervisorCore(PLANS)
-    assert core.handle(StopAsked(), 0.0) == []
+    assert core.handle(StopAsked(), 0.0) == [AnnounceEnd()]
     assert core.outcome == SupervisorOutcome(0, "")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,15 @@ import pytest
 
 from fabric.errors import PeerLost
 from fabric.messages import SchedulerStanding, StatusListed
-from roles.runtime.running_cluster import LEAST_LIMIT_MS, LOOK_MS, ProcessReport, active_schedulers, look
+from roles.runtime.process import RunFile, write_run_file
+from roles.runtime.running_cluster import (
+    LEAST_LIMIT_MS,
+    LOOK_MS,
+    ProcessReport,
+    active_schedulers,
+    endpoints_in,
+    look,
+)
 
 
 class Roles:
@@ -84,3 +94,16 @@ def test_other_roles_that_hang_are_waited_for_once_and_not_each(roles: Roles) ->
     roles.says(0, "active")
     assert not look(roles.run_dir).counters["scheduler-0"]
     assert roles.at_ms <= LOOK_MS + 30 * LEAST_LIMIT_MS
+
+
+def test_a_role_that_was_killed_is_reached_nowhere(tmp_path: Path) -> None:
+    """Its run file is there until another one of its name starts."""
+    with subprocess.Popen(["/bin/true"]) as killed:
+        killed.wait()
+    for number, pid in enumerate((os.getpid(), killed.pid)):
+        addresses = {
+            "client": [f"tcp://127.0.0.1:{5_000 + number}"],
+            "metrics": [f"127.0.0.1:{6_000 + number}"],
+        }
+        write_run_file(tmp_path, RunFile(f"frontend-{number}", pid, "x", addresses))
+    assert endpoints_in(tmp_path) == {"client": ["tcp://127.0.0.1:5000"], "metrics": ["127.0.0.1:6000"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId, SliceId
 from fabric.messages import (
@@ -30,6 +31,7 @@ from roles.node_agent.events import (
     AgentLimits,
     CheckDaemon,
     DaemonChecked,
+    EndLeftovers,
     GpusSampled,
     Kill,
     Orphan,
@@ -58,12 +60,17 @@ class Agent:
     """An agent of a node with two GPUs, its time, and all it did."""
 
     def __init__(
-        self, *, plan: SharingPlan = MPS, orphans: Sequence[Orphan] = (), daemons: Sequence[int] = ()
+        self,
+        *,
+        plan: SharingPlan = MPS,
+        orphans: Sequence[Orphan] = (),
+        daemons: Sequence[int] = (),
+        limits: AgentLimits = LIMITS,
     ) -> None:
         gpus = [GpuInfo(gpu, "a100", "cuda", uid=f"GPU-{gpu}") for gpu in range(2)]
         found = FoundDevices(gpus, {0: plan, 1: MPS}, orphans, daemons)
         self.core = NodeAgentCore(
-            AgentSelf(NodeId("a"), Incarnation("new"), pid=1, outlives=True), found, LIMITS
+            AgentSelf(NodeId("a"), Incarnation("new"), pid=1, outlives=True), found, limits
         )
         self.now_ms = 0.0
         self.adopted = daemons
@@ -235,6 +242,7 @@ def test_a_daemon_that_keeps_failing_is_given_up_and_its_gpu_shared_in_time() ->
         agent.until(agent.now_ms + 1_000.0)
         actions = agent.feed(ProcessExited("mps-a-0", 1, "it crashed"))
     assert Warn("mps_given_up gpu=0 sharing=time-sharing reason='it crashed'") in actions
+    assert agent.done.count(EndLeftovers(0)) == 1, "no guard follows that would"
     (start,) = spawned(actions)
     assert not start.is_mps
     assert Warn("share_not_enforced slice=x share_percent=40 reason='it crashed'") in actions
@@ -257,6 +265,55 @@ def test_a_daemon_that_never_answers_is_killed_and_started_again() -> None:
     actions = agent.feed(ProcessExited("mps-a-0", -9, ""))
     why = "its MPS daemon did not answer within 15 s: cannot find it"
     assert Warn(f"mps_lost gpu=0 reason={why!r}") in actions
+
+
+@pytest.mark.parametrize("is_up", [False, True], ids=["it never answers", "it answers once"])
+def test_a_daemon_that_hangs_each_time_is_given_up_however_long_it_is_waited_for(is_up: bool) -> None:
+    limits = AgentLimits()
+    agent = Agent(limits=limits)
+    agent.checked(1)
+    for _ in range(limits.restart.failures_max):
+        agent.until(agent.now_ms + limits.restart.longest_ms)
+        if is_up:
+            agent.checked(0)
+        killed = Kill("mps-a-0")
+        while killed not in agent.done:
+            agent.until(agent.now_ms + limits.daemon_check_ms)
+            agent.until(agent.now_ms + 5_000.0)
+            agent.checked(0, "no answer")
+        agent.done.remove(killed)
+        actions = agent.feed(ProcessExited("mps-a-0", -9, ""))
+    assert [one.text.split()[0] for one in actions if isinstance(one, Warn)] == ["mps_given_up"]
+    assert agent.now_ms > limits.restart.window_ms
+
+
+def test_failures_of_a_daemon_that_answers_in_between_for_long_are_forgiven() -> None:
+    agent = Agent()
+    for _ in range(3 * LIMITS.restart.failures_max):
+        agent.until(agent.now_ms + LIMITS.restart.longest_ms)
+        agent.checked(0)
+        agent.checked(1)
+        for _ in range(10):
+            agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+            agent.checked(0)
+            agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+            agent.checked(0, "no answer")
+        actions = agent.feed(ProcessExited("mps-a-0", 1, "it crashed"))
+        assert Warn("mps_lost gpu=0 reason='it crashed'") in actions
+
+
+def test_a_worker_that_is_no_client_says_nothing_of_a_daemons_server() -> None:
+    """A pipeline's or a gang's: it runs beside MPS, whose daemon has no server while nobody is its client."""
+    agent = Agent()
+    agent.up()
+    (start,) = spawned(agent.want(replace(spec("p"), following=(1,))))
+    assert not start.is_mps
+    agent.ready(start.worker_id, spec("p"))
+    for _ in range(5):
+        agent.until(agent.now_ms + LIMITS.daemon_check_ms)
+        agent.checked(0)
+        agent.checked(1)
+    assert Kill("mps-a-0") not in agent.done
 
 
 def test_a_gpu_without_mps_is_shared_in_time_and_every_share_on_it_is_said_to_be_a_word() -> None:
@@ -430,6 +487,37 @@ def test_an_adopted_worker_ends_when_the_daemon_it_came_with_does() -> None:
     actions = agent.feed(ProcessExited("mps-a-0", EXIT_UNKNOWN, ""))
     assert Kill("worker-a-7", at_once=True) in actions
     assert agent.state("x") == ("lost", "the guard of its MPS daemon ended")
+
+
+def test_an_orphan_whose_daemon_ended_before_its_hello_is_sent_away() -> None:
+    """It is a client of the one that is gone, and nothing would end it when the next one is up."""
+    agent = Agent(orphans=[ORPHAN], daemons=[0])
+    agent.feed(ProcessExited("mps-a-0", EXIT_UNKNOWN, ""))
+    agent.until(0.0)
+    assert StartDaemon(0) in agent.done
+    assert Kill("worker-a-7") in agent.feed(hello("old", 77, spec("x")))
+
+
+@pytest.mark.parametrize(
+    ("one", "is_given_up", "is_adopted"),
+    [
+        (spec("x"), False, False),
+        (spec("x"), True, True),
+        (replace(spec("x"), following=(1,)), False, True),
+    ],
+    ids=["beside a daemon", "where it is given up", "a pipeline's"],
+)
+def test_an_orphan_that_is_no_client_is_adopted_where_no_other_one_could_be(
+    one: SliceSpec, is_given_up: bool, is_adopted: bool
+) -> None:
+    """A former agent gave the daemon up, and this one has begun it anew: beside its clients that worker had no share."""
+    agent = Agent(orphans=[Orphan("worker-a-7", 77, Incarnation("old"), is_mps=False)])
+    if is_given_up:
+        agent.feed(ProcessExited("mps-a-0", EXIT_GUARD_REFUSED, "somebody else's"))
+    else:
+        agent.checked(0)
+    assert (Kill("worker-a-7") in agent.feed(hello("old", 77, one))) is not is_adopted
+    assert agent.core.counters["workers_adopted"] == int(is_adopted)
 
 
 def test_a_stop_before_all_are_adopted_ends_the_others_too() -> None:

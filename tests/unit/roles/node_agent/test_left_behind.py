@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from fabric.ids import Incarnation
 from roles.node_agent.events import Orphan
 from roles.node_agent.left_behind import end_what_agents_left
-from roles.node_agent.mps.control import MpsPlace
+from roles.node_agent.mps.control import MARK, MpsPlace
 from roles.node_agent.workers.adoption import WorkerRecords
 from roles.runtime.identities import identity_of, write_record
 from roles.runtime.process import RunFile, write_run_file
@@ -42,3 +43,21 @@ def test_what_an_agent_left_ends_with_the_cluster_unless_another_one_has_it(
         finally:
             worker.kill()
             guard.kill()
+
+
+def test_what_a_guard_left_that_was_killed_ends_with_the_cluster(tmp_path: Path) -> None:
+    """Its MPS server, which no agent comes to end."""
+    place = MpsPlace.of(tmp_path, "a", 0)
+    place.make()
+    write_record(place.owner_file, {"owner": identity_of(os.getpid())})
+    environment = os.environ | {MARK: str(place.directory)}
+    command = [sys.executable, "-c", "import select; print(flush=True); select.select([], [], [], 60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            end_what_agents_left(tmp_path)
+            assert server.wait(10) == -signal.SIGKILL
+        finally:
+            server.kill()
+    assert list(tmp_path.iterdir()) == []

@@ -462,6 +462,23 @@ def test_a_worker_that_never_gets_ready_is_killed_and_reported() -> None:
     assert {report.status.reason for report in reports(actions)} == {"not loaded within 120 s: y"}
 
 
+@pytest.mark.parametrize("is_specified_otherwise", [False, True])
+def test_a_worker_whose_last_slice_that_loads_is_dropped_serves_on(is_specified_otherwise: bool) -> None:
+    host = Agent("emulated")
+    (started,) = spawns(host.want(spec("x", "emulated"), spec("y", "emulated")))
+    host.greet(started.worker_id)
+    host.ready(started.worker_id, "x")
+    others = [spec("y", "emulated", share=50.0)] if is_specified_otherwise else []
+    for one in spawns(host.want(spec("x", "emulated"), *others)):
+        host.greet(one.worker_id)
+        host.ready(one.worker_id, "y")
+    assert not [one for one in host.until(2 * LIMITS.load_ms) if isinstance(one, Kill | Warn)]
+    host.silent.add(peer(started.worker_id))
+    assert Kill(started.worker_id) in host.until(host.now_ms + 2 * LIMITS.silence_ms), (
+        "its silence is noticed"
+    )
+
+
 def test_each_model_of_a_slice_has_its_own_time_to_load() -> None:
     """They are loaded one after the other."""
     host = Agent()

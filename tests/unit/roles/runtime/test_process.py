@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,14 @@ from msgspec.structs import replace
 
 from fabric.errors import FabricError
 from roles.runtime.identities import started_at
-from roles.runtime.process import RunFile, read_run_file, remove_run_file, wake_exactly, write_run_file
+from roles.runtime.process import (
+    RunFile,
+    child_environment,
+    read_run_file,
+    remove_run_file,
+    wake_exactly,
+    write_run_file,
+)
 from tests.scarcity import full_disk, read_only_disk
 
 
@@ -60,11 +68,13 @@ from roles.runtime.process import StopSignal
 # However the suite itself was started.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 told = 0
-with StopSignal() as stop:
+with StopSignal(is_child=sys.argv[1] == "child") as stop:
     for name in sys.argv[2:]:
         os.kill(os.getpid(), signal.Signals[name])
         while select.select([stop], [], [], 0)[0]:
             told += len(stop.take(64, 0.0))
+if sys.argv[1] == "child":
+    os.kill(os.getpid(), signal.SIGTERM)
 print(told, [signal.getsignal(number).__class__.__name__ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])
 """
 
@@ -84,6 +94,8 @@ print(told, [signal.getsignal(number).__class__.__name__ for number in (signal.S
         ("", "SIGHUP SIGTERM SIGTERM", 143, None),
         ("nohup", "SIGHUP", 0, 0),
         ("nohup", "SIGHUP SIGTERM", 0, 1),
+        ("child", "SIGTERM SIGTERM SIGTERM", 0, 1),
+        ("child", "SIGINT SIGTERM SIGHUP", 0, 1),
     ],
 )
 def test_a_wish_to_end_is_told_once_and_only_a_second_one_of_a_person_ends_at_once(
@@ -92,8 +104,35 @@ def test_a_wish_to_end_is_told_once_and_only_a_second_one_of_a_person_ends_at_on
     command = [sys.executable, "-c", TOLD, how, *signals.split()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == code, ended.stderr
-    after = "['Handlers', 'builtin_function_or_method', 'Handlers']"  # as a process begins
+    of_interrupts = "Handlers" if how == "child" else "builtin_function_or_method"
+    after = f"['Handlers', '{of_interrupts}', 'Handlers']"  # as a process begins, but a child of ours
     assert ended.stdout == ("" if told is None else f"{told} {after}\n")
+
+
+LEFT_TO_PARENT = """
+import os, signal, subprocess, sys
+from roles.runtime.process import leave_the_end_to_parent
+leave_the_end_to_parent()
+os.kill(os.getpid(), signal.SIGTERM)
+says = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+print(subprocess.run([sys.executable, "-c", says]).returncode)
+"""
+
+
+def test_what_its_parent_kills_lives_on_when_everybody_is_told_to_end_but_what_it_starts_does_not() -> None:
+    command = [sys.executable, "-c", LEFT_TO_PARENT]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, f"{-signal.SIGTERM}\n"), ended.stderr
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_process_knows_whether_one_of_ours_has_started_it(is_ours: bool) -> None:
+    says = "from roles.runtime.process import die_with_parent; print(die_with_parent())"
+    environment = child_environment() if is_ours else dict(os.environ)
+    ended = subprocess.run(
+        [sys.executable, "-c", says], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout == f"{is_ours}\n", ended.stderr
 
 
 def test_a_run_file_on_a_full_disk_is_refused_with_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
