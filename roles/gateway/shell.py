@@ -168,6 +168,7 @@ class Gateway:
 
     async def _listen(self, address: str, context: ssl.SSLContext | None) -> asyncio.Server:
         host, _, port = address.rpartition(":")
+        self._repository.close()
         try:
             listener = await asyncio.get_running_loop().create_server(
                 self._http.connection,
