@@ -34,6 +34,7 @@ from roles.gateway.status_link import StatusLink
 from roles.gateway.tokens import Tokens
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
+from roles.runtime.host_header import own_hosts
 from roles.runtime.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ class Gateway:
             body_bytes_max=config.request_bytes_max,
             bodies_bytes_max=max(_BODIES_BYTES, config.request_bytes_max),
         )
+        hosts = own_hosts() if config.http is None else own_hosts(config.http)
         self._http = HttpServer(
-            Routes(self._service, repository, self._tokens, self._page), limits, options.clock
+            Routes(self._service, repository, self._tokens, self._page, hosts), limits, options.clock
         )
         self._repository = repository
         self._rpc: RpcServer | None = None

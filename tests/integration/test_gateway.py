@@ -309,7 +309,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(one: GatewayProcess,
         by_http.infer("echo", [http_input(np.zeros(17 << 20, np.float32), "FP32")])
     with one.connect() as connection:
         connection.sendall(
-            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 99000000\r\n\r\n"
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000000\r\n\r\n"
         )
         answer = connection.recv(4_096)
         assert answer.startswith(b"HTTP/1.1 413 ")
@@ -326,12 +326,12 @@ def test_a_small_body_may_not_become_a_large_one(one: GatewayProcess) -> None:
 def test_requests_behind_one_another_are_answered_in_order(one: GatewayProcess) -> None:
     wanted = [json.dumps({"inputs": {"x": [at]}}).encode() for at in range(5)]
     data = b"".join(
-        b"POST /v1/models/echo:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+        b"POST /v1/models/echo:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
         % (len(body), body)
         for body in wanted
     )
     with one.connect() as connection:
-        connection.sendall(data + b"GET /v2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        connection.sendall(data + b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         with connection.makefile("rb") as answers:
             told = answers.read()
     parts = [part.partition(b"\r\n\r\n")[2] for part in told.split(b"HTTP/1.1 ")[1:]]
@@ -349,7 +349,7 @@ def test_a_client_that_hangs_up_cancels_its_request(
     body = b'{"inputs": {"x": [1]}}'
     with one.connect() as connection:
         connection.sendall(
-            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
             % (len(body), body)
         )
         until(lambda: len(frontend.asked) == asked + 1)
@@ -408,10 +408,10 @@ def test_at_its_end_it_is_unready_finishes_and_leaves(frontend: Served, tmp_path
     body = b'{"inputs": {"x": [1]}, "deadline_ms": 1500}'
     with gateway(tmp_path, [frontend.address]) as one, one.connect() as connection, one.connect() as idle:
         asked = len(frontend.asked)
-        idle.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        idle.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(4_096).startswith(b"HTTP/1.1 200 ")
         connection.sendall(
-            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
             % (len(body), body)
         )
         until(lambda: len(frontend.asked) > asked)
@@ -471,7 +471,7 @@ def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
         )
         rpc.close()
         with one.connect() as connection:  # without TLS
-            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert not connection.recv(4_096).startswith(b"HTTP/1.1 2")
 
 
