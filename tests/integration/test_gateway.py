@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +33,7 @@ from fabric.messages import CancelRequest
 from roles.runtime.metrics.catalog import METRICS
 from tests.integration.gateway_stage import EC, RSA, GatewayProcess, Served, certified, gateway
 from tests.integration.proc import until
+from tests.integration.test_gateway_calls import NO_PATH
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
 PNG = b"\x89PNG\r\n\x1a\n and more"
@@ -321,6 +324,48 @@ def test_a_small_body_may_not_become_a_large_one(one: GatewayProcess) -> None:
     bomb = gzip.compress(bytes(100 << 20))
     status, document, _ = one.ask("POST", "/v2/models/echo/infer", bomb, {"Content-Encoding": "gzip"})
     assert (status, document["code"]) == (413, "TooLarge")
+
+
+def test_nor_a_small_message_a_large_one(one: GatewayProcess) -> None:
+    """gRPC stops at the limit as it decompresses. Older versions looked at the size only once there was as much memory."""
+
+    def most_kb() -> int:
+        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{one.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1])
+
+    Path(f"/proc/{one.process.pid}/clear_refs").write_text(
+        "5", encoding="ascii"
+    )  # what it had before is forgotten
+    before_kb = most_kb()
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(one.grpc, options, compression=grpc.Compression.Gzip) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(bytes(300 << 20), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert most_kb() - before_kb < 200 << 10
+
+
+def test_a_strangers_path_that_is_no_text_ends_no_gateway(one: GatewayProcess, by_grpc: Any) -> None:
+    before = one.ask("GET", "/metrics")[0], one.process.poll()
+    host, port = one.grpc.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(NO_PATH)
+        connection.recv(4_096)
+        with contextlib.suppress(OSError):
+            while connection.recv(4_096):  # until gRPC's server has ended the connection
+                pass
+
+    def is_live() -> bool:
+        try:
+            return bool(by_grpc.is_server_live())
+        except InferenceServerException:
+            return False
+
+    until(is_live)
+    assert (one.ask("GET", "/metrics")[0], one.process.poll()) == before
+    assert not list(one.run_dir.glob("*.defect"))
 
 
 def test_requests_behind_one_another_are_answered_in_order(one: GatewayProcess) -> None:
