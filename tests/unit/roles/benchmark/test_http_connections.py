@@ -207,7 +207,7 @@ def test_what_is_pending_at_the_end_is_not_asked_again() -> None:
             ending.connects(server)
             await client.submit("m", {})
             future = client.submit("m", {})
-            ending.abort = lambda: loop.call_soon(ending.protocol.connection_lost, None)  # type: ignore[assignment, method-assign, return-value]
+            ending.abort = lambda: loop.call_soon(ending.protocol.connection_lost, None)  # type: ignore[assignment, method-assign]
         assert isinstance(future.exception(), PeerLost)
         assert not server.opening
 
