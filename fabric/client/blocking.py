@@ -151,13 +151,18 @@ class BlockingClient:
 
     def _replace(self, session: _Session | None, only: _Session | None = None) -> None:
         """End the session there is, or only that one, and have this one."""
+        former = self._exchange(session, only)
+        if former is not None:
+            former.end()
+
+    def _exchange(self, session: _Session | None = None, only: _Session | None = None) -> _Session | None:
+        """Which one there was, and whose end is the caller's business: nothing is begun on it any more."""
         with self._lock:
             former = self._session
             if only is not None and former is not only:
-                return  # another thread has ended it
+                return None  # another thread has ended it
             self._session, self._is_parents = session, False
-        if former is not None:
-            former.end()
+        return former
 
     def _leave_to_parent(self) -> None:
         """This process was just forked: it has this thread only, and none to answer what is asked."""
@@ -214,6 +219,8 @@ def _end_at_exit() -> None:
 
 
 def _end_all() -> None:
+    for client in list(_CLIENTS):
+        client._exchange()  # noqa: SLF001  the class is this file's
     sessions = list(_SESSIONS)
     for session in sessions:
         with contextlib.suppress(RuntimeError):  # its loop has ended meanwhile

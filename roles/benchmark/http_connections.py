@@ -34,6 +34,8 @@ ANSWER_LIMIT_S: Final = 3.0  # long over any SLO: whoever waits so long has lost
 HEAD_BYTES_MAX: Final = 65_536
 OK: Final = 200
 BUSY: Final = (429, 503)
+CROSSING_S: Final = 0.05
+"""A server that closes an idle connection just as we send says so within that time; one that ends later had the request."""
 _ANSWERED: Final = InferResult({}, Ledger())  # what it says is not looked at
 Written = Callable[[float], bytes | None]
 
@@ -151,6 +153,7 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._reader = AnswerReader()
         self._asked: _Asked | None = None
+        self._asked_at_s = 0.0
         self._is_used = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,7 +170,7 @@ class _Connection(asyncio.Protocol):
         if request is None:
             asked.future.set_exception(DeadlineExceeded("the sender was later than the whole budget"))
             return False
-        self._asked, asked.connection = asked, self
+        self._asked, asked.connection, self._asked_at_s = asked, self, now_s
         self.transport.write(request)
         return True
 
@@ -191,13 +194,16 @@ class _Connection(asyncio.Protocol):
             self._server.is_free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._server.is_gone(self)
         asked = self._asked
-        is_stale = self._is_used and self._reader.is_untouched  # closed for idleness just as we sent
+        is_just_sent = asyncio.get_running_loop().time() - self._asked_at_s < CROSSING_S
+        is_stale = (
+            self._is_used and self._reader.is_untouched and is_just_sent and not self._server.is_closing
+        )
         if asked is not None and is_stale and not asked.future.done():
             self._asked = None
             self._server.ask(asked)
         self._finish(PeerLost(f"the server closed the connection: {exc}"))
-        self._server.is_gone(self)
 
     def _finish(self, outcome: InferResult | FabricError) -> None:
         asked, self._asked = self._asked, None
@@ -222,6 +228,7 @@ class _Server:
     waiting: deque[_Asked] = field(default_factory=deque)
     connections: set[_Connection] = field(default_factory=set)
     opening: set[asyncio.Task[None]] = field(default_factory=set)
+    is_closing: bool = False
 
     def ask(self, asked: _Asked) -> None:
         if self.free:
@@ -229,17 +236,23 @@ class _Server:
                 self.free.pop()
             return
         self.waiting.append(asked)
-        if len(self.opening) >= len(self.waiting):
-            return
-        if len(self.connections) + len(self.opening) < self.connections_max:
-            self.open()
-        else:
+        self.open_for_waiting()
+        if len(self.opening) < len(self.waiting):
             asked.held_from_s = asyncio.get_running_loop().time()
 
-    def open(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._open())
-        self.opening.add(task)
-        task.add_done_callback(self.opening.discard)
+    def open_for_waiting(self) -> None:
+        """As many as wait, and the limit allows."""
+        while len(self.opening) < len(self.waiting):
+            if len(self.connections) + len(self.opening) >= self.connections_max:
+                return
+            task = asyncio.get_running_loop().create_task(self._open())
+            self.opening.add(task)
+            task.add_done_callback(self._is_opened)
+
+    def _is_opened(self, task: asyncio.Task[None]) -> None:
+        """Or it failed, and who waits for another one has that place."""
+        self.opening.discard(task)
+        self.open_for_waiting()
 
     async def _open(self) -> None:
         try:
@@ -264,6 +277,7 @@ class _Server:
         self.connections.discard(connection)
         if connection in self.free:
             self.free.remove(connection)
+        self.open_for_waiting()
 
 
 class HttpClient:
@@ -290,6 +304,7 @@ class HttpClient:
         if self._alarm is not None:
             self._alarm.cancel()
         for server in self._servers.values():
+            server.is_closing = True
             for task in server.opening:
                 task.cancel()
             server.waiting.clear()

@@ -35,6 +35,8 @@ EVERY_S_MIN, EVERY_S_MAX = 0.5, 60.0
 KEY_WAIT_S: Final = 0.1
 LATE_MS: Final = 60_000.0
 """How old a late request may be to be shown."""
+_END_S: Final = 1.0
+"""Of a look that is under way when somebody quits."""
 
 Job = Callable[[TopView], None]
 
@@ -116,13 +118,22 @@ class _Top:
         self._view = TopView()
         self._view.found(facts)
         self._looked_at_ms = facts.at_ms
-        self._wanted: queue.SimpleQueue[Callable[[], Job]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[Callable[[], Job] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._under_way = 0
 
     def run(self) -> None:
         """Until somebody quits."""
-        threading.Thread(target=self._work, daemon=True).start()
+        worker = threading.Thread(target=self._work, daemon=True)
+        worker.start()
+        try:
+            self._show()
+        finally:
+            # ZeroMQ ends the process where its sockets are closed under a thread that uses them.
+            self._wanted.put(None)
+            worker.join(_END_S)
+
+    def _show(self) -> None:
         size = self._screen.height
         self._screen.show(self._view.screen(size))
         while True:
@@ -154,8 +165,7 @@ class _Top:
         self._wanted.put(ask)
 
     def _work(self) -> None:
-        while True:
-            ask = self._wanted.get()
+        while (ask := self._wanted.get()) is not None:
             try:
                 self._done.put(ask())
             except Exception as error:  # noqa: BLE001  raised again where the screen is, which ends

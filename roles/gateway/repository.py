@@ -34,6 +34,9 @@ READY_LIMIT_MS: Final = 300_000.0
 GONE_LIMIT_MS: Final = 1_000.0
 """Of frontends to hear of it."""
 
+_END_S: Final = 1.0
+"""Of a thread that was told to end."""
+
 Section = Mapping[str, Any]
 
 
@@ -48,6 +51,14 @@ class Repository:
         self._base_dir = base_dir
         self._is_open = is_open
         self._is_busy = False
+        self._thread: threading.Thread | None = None  # of the last change
+        self._is_over = threading.Event()
+
+    def close(self) -> None:
+        """A change that is under way goes on without us: ZeroMQ ends the process where its sockets are closed under a thread that uses them."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(_END_S)
 
     @property
     def names(self) -> Sequence[str]:
@@ -107,8 +118,8 @@ class Repository:
     ) -> None:
         if self._is_busy:
             raise Overloaded("another model is being loaded or unloaded")
+        asking, self._thread = _aside(partial(self._ask, change(new_request_no()), shards))
         self._is_busy = True
-        asking = _aside(partial(self._ask, change(new_request_no()), shards))
         asking.add_done_callback(self._asked)
         # Who asked may go away; the change goes on.
         changed = await asyncio.shield(asking)
@@ -132,7 +143,10 @@ class Repository:
         try:
             schedulers = active_schedulers(self._run_dir)
             own = [roomiest(schedulers)] if shards is None else shards(schedulers)
-            return combined([(one, ask_change(schedulers[one].addresses, change)) for one in own])
+            is_over = self._is_over.is_set
+            return combined(
+                [(one, ask_change(schedulers[one].addresses, change, is_given_up=is_over)) for one in own]
+            )
         except ConfigError as error:
             raise Refused(str(error)) from error
 
@@ -149,7 +163,7 @@ async def unload(service: Service, repository: Repository, name: str) -> None:
     await service.until_gone(name, GONE_LIMIT_MS)
 
 
-def _aside(work: Callable[[], Changed]) -> asyncio.Future[Changed]:
+def _aside(work: Callable[[], Changed]) -> tuple[asyncio.Future[Changed], threading.Thread]:
     """On a thread that nobody waits for: the gateway's end does not take as long as a model takes to load."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Changed] = loop.create_future()
@@ -167,10 +181,11 @@ def _aside(work: Callable[[], Changed]) -> asyncio.Future[Changed]:
         changed, failed = None, None
         try:
             changed = work()
-        except Exception as error:  # noqa: BLE001  raised again where it was asked for
+        except BaseException as error:  # noqa: BLE001  raised again where it was asked for: a change without an end keeps all others out
             failed = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has ended
             loop.call_soon_threadsafe(settle, changed, failed)
 
-    threading.Thread(target=run, name="model-change", daemon=True).start()
-    return future
+    thread = threading.Thread(target=run, name="model-change", daemon=True)
+    thread.start()
+    return future, thread

@@ -34,6 +34,7 @@ from roles.gateway.status_link import StatusLink
 from roles.gateway.tokens import Tokens
 from roles.runtime.defects import DefectReport
 from roles.runtime.environment import RunDir
+from roles.runtime.host_header import own_hosts
 from roles.runtime.process import RunFile, StopSignal, log, remove_run_file, write_run_file
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ class Gateway:
             body_bytes_max=config.request_bytes_max,
             bodies_bytes_max=max(_BODIES_BYTES, config.request_bytes_max),
         )
+        hosts = own_hosts() if config.http is None else own_hosts(config.http)
         self._http = HttpServer(
-            Routes(self._service, repository, self._tokens, self._page), limits, options.clock
+            Routes(self._service, repository, self._tokens, self._page, hosts), limits, options.clock
         )
         self._repository = repository
         self._rpc: RpcServer | None = None
@@ -126,6 +128,8 @@ class Gateway:
         self._tasks.append(asyncio.ensure_future(self._follow("tokens", self._tokens)))
         if self._certificate is not None:
             self._tasks.append(asyncio.ensure_future(self._follow("certificate", self._certificate)))
+        if self._rpc is not None:
+            self._tasks.append(asyncio.ensure_future(self._rpc.keep_open()))
         for task in self._tasks:
             task.add_done_callback(_die_of)
         own = self._options
@@ -164,7 +168,12 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._service.close()
+        self._repository.close()
         self._status.close()
+
+    def has_survived(self, error: object) -> bool:
+        """Whether it has ended something that is replaced."""
+        return self._rpc is not None and self._rpc.has_survived(error)
 
     async def _listen(self, address: str, context: ssl.SSLContext | None) -> asyncio.Server:
         host, _, port = address.rpartition(":")
@@ -258,7 +267,7 @@ async def _run(options: GatewayOptions, stop: StopSignal) -> None:
     report = DefectReport(options.role_id, options.run_dir)
     serving = asyncio.ensure_future(_serve(gateway, stop))
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_handler(report))
+    loop.set_exception_handler(_handler(gateway, report))
     try:
         await serving
     finally:
@@ -279,10 +288,14 @@ async def _serve(gateway: Gateway, stop: StopSignal) -> None:
     await gateway.drain()
 
 
-def _handler(report: DefectReport) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+def _handler(
+    gateway: Gateway, report: DefectReport
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError | ssl.SSLError):  # a client's connection; it is over
+            return
+        if gateway.has_survived(error):
             return
         if isinstance(error, Exception):
             report.end(error, ())
@@ -292,6 +305,6 @@ def _handler(report: DefectReport) -> Callable[[asyncio.AbstractEventLoop, dict[
 
 
 def _die_of(task: asyncio.Task[None]) -> None:
-    """What keeps us connected has failed: a defect, which ends the process."""
+    """What keeps us connected, or open, has failed: a defect, which ends the process."""
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error

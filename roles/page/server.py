@@ -18,6 +18,7 @@ from fabric.clock import Clock
 from fabric.errors import InvalidInput, Overloaded
 from roles.page.feed import Feed
 from roles.page.questions import KINDS, Questions, question_of
+from roles.runtime.host_header import host_named, own_hosts
 from roles.runtime.small_http import Answered, Asked, SmallHttpServer
 
 CONNECTIONS_MAX: Final = 64
@@ -25,7 +26,6 @@ CONNECTIONS_MAX: Final = 64
 QUERY_CHARS_MAX: Final = 200
 ASKED_BY: Final = "x-tenuto-page"
 JSON: Final = "application/json"
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TYPES: Final[Mapping[str, str]] = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -75,13 +75,11 @@ class PageServer:
         self._on_read = on_read
         self._clock = clock
         self._files = files()
-        self._own = frozenset({_host_of(address)}) | LOOPBACK
         self._server = SmallHttpServer(
             address, self._answer, "page", "the page cannot be served", CONNECTIONS_MAX
         )
-        self._own |= {
-            _host_of(self._server.address)
-        }  # as `url` says it, which may be another way than the file's
+        # `url` may say it in another way than the file.
+        self._own = own_hosts(address, self._server.address)
 
     @property
     def url(self) -> str:
@@ -93,7 +91,7 @@ class PageServer:
         self._server.close()
 
     async def _answer(self, asked: Asked) -> Answered:
-        if _host_of(asked.headers.get("host", "")) not in self._own:
+        if host_named(asked.headers.get("host", "")) not in self._own:
             return _plain(HTTPStatus.MISDIRECTED_REQUEST, "this page is not of that host")
         if asked.path in self._files:
             body, content_type = self._files[asked.path]
@@ -130,11 +128,6 @@ class PageServer:
             return _plain(HTTPStatus.NOT_FOUND, "that question is not known any more")
         self._on_read()
         return Answered(HTTPStatus.OK, answer or b'{"is_waiting": true}', JSON, _SAFE)
-
-
-def _host_of(address: str) -> str:
-    """Without its port, if it has one; names are the same in capitals."""
-    return (address if address.endswith("]") else address.rpartition(":")[0] or address).lower()
 
 
 def _text_of(query: str, key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fabric.clock import Clock, MonotonicClock
@@ -55,12 +55,13 @@ def ask_change(
     silence_ms: float = SILENCE_MAX_MS,
     keyring: Keyring | None = None,
     clock: Clock | None = None,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> Changed:
     """Ask a scheduler, or `tenuto up`, for a change and wait until it is over, or ask a question.
 
     `limit_ms`: by default 6 s for an answer that waits for nothing, else two days. `keyring`: the operator's, where the scheduler is
-    reached by TCP. Raises PeerLost when it is or becomes unreachable, NotAnswered when it is there and `limit_ms` is over,
-    Unauthorised where the key does not permit it.
+    reached by TCP. `is_given_up`: nobody waits for the answer any more. Raises PeerLost when that is so, or it is or becomes unreachable, NotAnswered when it
+    is there and `limit_ms` is over, Unauthorised where the key does not permit it.
     """
     clock = clock or MonotonicClock()
     is_at_once = isinstance(request, SectionAsked | RoleDrainDryRun)
@@ -84,6 +85,8 @@ def ask_change(
                 until_ms += now_ms - turn_at_ms
             if now_ms >= until_ms:
                 break
+            if is_given_up():
+                raise PeerLost(f"nobody waits for the answer any more{unknown if is_asked else ''}")
             is_asked = is_asked or link.send(SCHEDULER, request)
             if link.refusal:
                 raise Unauthorised(link.refusal)

@@ -114,6 +114,35 @@ def test_a_program_may_end_with_clients_that_are_open_and_requests_pending(front
         assert ended.stdout == "the client was closed\n"
 
 
+def test_what_a_program_asks_at_its_very_end_is_peer_lost_and_closing_is_nothing(frontend: Frontend) -> None:
+    """What it has registered before it opened a client is called after the client's end."""
+    script = """
+import atexit, sys
+from fabric.client import BlockingClient
+from fabric.errors import PeerLost
+client = BlockingClient(sys.argv[1])
+def end():
+    for ask in (client.models, lambda: client.infer("echo", {"x": [1.0]}), lambda: client.submit("echo", {"x": [1.0]})):
+        try:
+            ask()
+        except PeerLost as error:
+            print(error)
+    client.close()
+    client.close()
+atexit.register(end)
+client.open()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, frontend.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "the client is not open\n" * 3
+
+
 def test_a_fork_may_end_while_its_parents_client_goes_on(frontend: Frontend) -> None:
     script = f"""
 import os, sys

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +33,7 @@ from fabric.messages import CancelRequest
 from roles.runtime.metrics.catalog import METRICS
 from tests.integration.gateway_stage import EC, RSA, GatewayProcess, Served, certified, gateway
 from tests.integration.proc import until
+from tests.integration.test_gateway_calls import NO_PATH
 
 X = np.array([1.5, -2.0, 3.25], np.float32)
 PNG = b"\x89PNG\r\n\x1a\n and more"
@@ -309,7 +312,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(one: GatewayProcess,
         by_http.infer("echo", [http_input(np.zeros(17 << 20, np.float32), "FP32")])
     with one.connect() as connection:
         connection.sendall(
-            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 99000000\r\n\r\n"
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000000\r\n\r\n"
         )
         answer = connection.recv(4_096)
         assert answer.startswith(b"HTTP/1.1 413 ")
@@ -323,15 +326,57 @@ def test_a_small_body_may_not_become_a_large_one(one: GatewayProcess) -> None:
     assert (status, document["code"]) == (413, "TooLarge")
 
 
+def test_nor_a_small_message_a_large_one(one: GatewayProcess) -> None:
+    """gRPC stops at the limit as it decompresses. Older versions looked at the size only once there was as much memory."""
+
+    def most_kb() -> int:
+        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{one.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1])
+
+    Path(f"/proc/{one.process.pid}/clear_refs").write_text(
+        "5", encoding="ascii"
+    )  # what it had before is forgotten
+    before_kb = most_kb()
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(one.grpc, options, compression=grpc.Compression.Gzip) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(bytes(300 << 20), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert most_kb() - before_kb < 200 << 10
+
+
+def test_a_strangers_path_that_is_no_text_ends_no_gateway(one: GatewayProcess, by_grpc: Any) -> None:
+    before = one.ask("GET", "/metrics")[0], one.process.poll()
+    host, port = one.grpc.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(NO_PATH)
+        connection.recv(4_096)
+        with contextlib.suppress(OSError):
+            while connection.recv(4_096):  # until gRPC's server has ended the connection
+                pass
+
+    def is_live() -> bool:
+        try:
+            return bool(by_grpc.is_server_live())
+        except InferenceServerException:
+            return False
+
+    until(is_live)
+    assert (one.ask("GET", "/metrics")[0], one.process.poll()) == before
+    assert not list(one.run_dir.glob("*.defect"))
+
+
 def test_requests_behind_one_another_are_answered_in_order(one: GatewayProcess) -> None:
     wanted = [json.dumps({"inputs": {"x": [at]}}).encode() for at in range(5)]
     data = b"".join(
-        b"POST /v1/models/echo:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+        b"POST /v1/models/echo:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
         % (len(body), body)
         for body in wanted
     )
     with one.connect() as connection:
-        connection.sendall(data + b"GET /v2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        connection.sendall(data + b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         with connection.makefile("rb") as answers:
             told = answers.read()
     parts = [part.partition(b"\r\n\r\n")[2] for part in told.split(b"HTTP/1.1 ")[1:]]
@@ -349,7 +394,7 @@ def test_a_client_that_hangs_up_cancels_its_request(
     body = b'{"inputs": {"x": [1]}}'
     with one.connect() as connection:
         connection.sendall(
-            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
             % (len(body), body)
         )
         until(lambda: len(frontend.asked) == asked + 1)
@@ -408,10 +453,10 @@ def test_at_its_end_it_is_unready_finishes_and_leaves(frontend: Served, tmp_path
     body = b'{"inputs": {"x": [1]}, "deadline_ms": 1500}'
     with gateway(tmp_path, [frontend.address]) as one, one.connect() as connection, one.connect() as idle:
         asked = len(frontend.asked)
-        idle.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        idle.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert idle.recv(4_096).startswith(b"HTTP/1.1 200 ")
         connection.sendall(
-            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST /v1/models/never:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
             % (len(body), body)
         )
         until(lambda: len(frontend.asked) > asked)
@@ -471,7 +516,7 @@ def test_tokens_and_tls(frontend: Served, tmp_path: Path) -> None:
         )
         rpc.close()
         with one.connect() as connection:  # without TLS
-            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert not connection.recv(4_096).startswith(b"HTTP/1.1 2")
 
 

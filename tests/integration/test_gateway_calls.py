@@ -187,6 +187,59 @@ def call_by_hand(stream: int, **fields: bytes) -> bytes:
     return frame(1, 4, stream, b"".join(parts))
 
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+NO_PATH = PREFACE + call_by_hand(1, path=f"/{SERVICE}/".encode() + b"\xff")
+
+
+def test_a_path_that_is_no_text_ends_nobodys_call_and_new_ones_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends gRPC's own server, before anybody looks at a token: another one takes its place."""
+
+    async def test(server: RpcServer, friend: Calls, other: Calls) -> None:
+        survived: list[bool] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: survived.append(server.has_survived(context.get("exception")))
+        )
+        keeping = asyncio.ensure_future(server.keep_open())
+        may_go_on = asyncio.Event()
+
+        async def sent() -> AsyncIterator[bytes]:
+            await may_go_on.wait()
+            yield ASKED
+
+        held = other._channel.stream_unary(f"/{SERVICE}/ModelInfer")(sent(), metadata=WITH_TOKEN)
+        await until_under_way(server, 1)
+        host, port = friend.address.rsplit(":", 1)
+        for count in (1, 2, 3):
+            async with asyncio.timeout(WAIT_S):
+                writer = (await asyncio.open_connection(host, int(port)))[1]
+                writer.write(NO_PATH)
+                while server.unreadable < count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                writer.close()
+                while not await is_live(friend):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        assert server.under_way == 1
+        may_go_on.set()
+        assert await refused(held) == ("NOT_FOUND", "ModelNotFound")
+        assert all(survived)
+        assert not keeping.done()
+        await server.close()
+        async with asyncio.timeout(WAIT_S):
+            await keeping
+
+    on_server(tmp_path, test)
+    assert "codec can't decode" not in caplog.text
+
+
+async def is_live(calls: Calls) -> bool:
+    try:
+        return await calls.ask("ServerLive") == b"\x08\x01"
+    except grpc.aio.AioRpcError:
+        return False
+
+
 def test_what_a_stranger_says_that_is_no_text_is_counted_and_in_no_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,7 +255,7 @@ def test_what_a_stranger_says_that_is_no_text_is_counted_and_in_no_log(
     async def test(server: RpcServer, friend: Calls, _: Calls) -> None:
         host, port = friend.address.rsplit(":", 1)
         writer = (await asyncio.open_connection(host, int(port)))[1]
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + b"".join(calls))
+        writer.write(PREFACE + b"".join(calls))
         async with asyncio.timeout(WAIT_S):
             while server.unreadable < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

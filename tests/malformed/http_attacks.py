@@ -58,7 +58,7 @@ def post(path: str, body: bytes, *fields: str, length: str | None = None) -> byt
     """A request. `length`: what it says instead of its body's length."""
     lines = [
         f"POST {path} HTTP/1.1",
-        "Host: a",
+        "Host: localhost",
         f"Content-Length: {len(body) if length is None else length}",
         *fields,
     ]
@@ -255,7 +255,7 @@ class Attacks:
     def _chunked(self) -> Pieces:
         """Sizes, frames, extensions and trailers of chunks, in pieces."""
         draws = self._draws
-        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n"
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n"
         codings = ("chunked",) * 6 + (
             "Chunked",
             "gzip, chunked",
@@ -298,7 +298,7 @@ class Attacks:
             ).encode(),
         )
         kinds = (
-            good, good, b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /v2/models HTTP/9.9\r\n\r\n", b"\r\n\r\n",
+            good, good, b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /v2/models HTTP/9.9\r\n\r\n", b"\r\n\r\n",
             b"HEAD /v2 HTTP/1.0\r\n\r\n", b"OPTIONS * HTTP/1.1\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n", post(INFER, b"{}"), post(INFER, b"", "Expect: 100-continue"),
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n",
         )  # fmt: skip
@@ -340,7 +340,7 @@ class Attacks:
             )
         )
         method = draws.choice(("GET", "POST", "DELETE", "get", "G" * 3_000, "PURGE", "QUERY"))
-        text = f"{method} {path} HTTP/1.1\r\nHost: a\r\n{flood}{odd}\r\n".encode("latin-1")
+        text = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{flood}{odd}\r\n".encode("latin-1")
         cut = draws.randrange(len(text))
         return [text] if draws.random() < 0.5 else [text[:cut], text[cut:]]
 

@@ -73,7 +73,7 @@ def examples() -> Sequence[bytes]:
     people = json.dumps({"instances": [{"x": [1, 2, 3]}, {"image": {"b64": "aGVsbG8="}}]}).encode()
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (plain[:20], plain[20:]))
     chunked = (
-        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + chunks
         + b"0\r\n\r\n"
     )
@@ -93,9 +93,9 @@ def examples() -> Sequence[bytes]:
         ),
         post("/v2/repository/index", b'{"ready": true}'),
         post("/v2/repository/models/echo/load", b'{"parameters": {"config": "{}"}}'),
-        b"GET /v2/models/echo/stats HTTP/1.1\r\nHost: a\r\n\r\nGET /v2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"GET /v2/models/echo/stats HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"HEAD /v2/health/ready HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
-        b"GET /v2/models/echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+        b"GET /v2/models/echo HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
     ]
 
 
@@ -185,7 +185,7 @@ class Attack:
                 connection.close()
         heads = (
             b"GET /v2?",
-            b"POST /v2/models/fixed/infer HTTP/1.1\r\nHost: a\r\nX: ",
+            b"POST /v2/models/fixed/infer HTTP/1.1\r\nHost: localhost\r\nX: ",
             post(INFER, b"", length="5000000"),
         )
         while len(still) < SLOW:

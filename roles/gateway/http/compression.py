@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from fabric.errors import InvalidInput, TooLarge
 from fabric.policy_options import shown
 from roles.gateway.failures import Unsupported
-from roles.gateway.http.messages import Reply
+from roles.gateway.http.limits import BodyBudget
+from roles.gateway.http.messages import Cancellable, Reply
 
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODED_FROM_BYTES: Final = 512
@@ -18,6 +24,7 @@ ENCODED_FROM_BYTES: Final = 512
 _NO: Final = re.compile(r"q=0(\.0*)?")
 """The weight of what is not wanted (RFC 9110, 12.4.2)."""
 _LEVEL: Final = 1  # tensors hardly get smaller at higher ones, and take five times as long
+_THREADS: Final = 4
 
 
 class Decoder:
@@ -51,6 +58,39 @@ class Decoder:
         """Raises InvalidInput where the stream is not over."""
         if not self._stream.eof:
             raise InvalidInput("the compressed body ends too early")
+
+
+class Compressor:
+    """Compresses answers on threads of its own. Each has its bytes of the budget for as long as it waits for a thread and has one."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._threads = ThreadPoolExecutor(_THREADS, "compressing")
+
+    def start(self, reply: Reply, encoding: str, done: Callable[[Reply], None]) -> Cancellable | None:
+        """`done` hears the answer, compressed, on the running loop, unless it is cancelled before it has a thread. None: there is no room for it."""
+        size_bytes = reply.size_bytes
+        if not self._budget.take(size_bytes):
+            return None
+        loop = asyncio.get_running_loop()
+        ended = partial(self._ended, size_bytes, done)
+
+        def tell(work: Future[Reply]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the gateway has ended
+                loop.call_soon_threadsafe(ended, work)
+
+        work = self._threads.submit(compressed, reply, encoding)
+        work.add_done_callback(tell)
+        return work
+
+    def close(self) -> None:
+        """Give up those that have no thread yet."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, taken_bytes: int, done: Callable[[Reply], None], work: Future[Reply]) -> None:
+        self._budget.give_back(taken_bytes)
+        if not work.cancelled():
+            done(work.result())
 
 
 def chosen(accepted: str, size_bytes: int) -> str | None:

@@ -10,12 +10,13 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, cast
 
 from fabric.clock import Clock
 from fabric.errors import Overloaded
 from roles.gateway.failures import failure_of
-from roles.gateway.http.compression import chosen, compressed
+from roles.gateway.http.compression import Compressor, chosen, compressed
 from roles.gateway.http.limits import NO_ROOM_FOR_ANSWER, BodyBudget, HttpLimits
 from roles.gateway.http.messages import Cancellable, Handler, Reply, Request, head_of
 from roles.gateway.http.protocol_v2 import failed
@@ -43,6 +44,7 @@ class HttpServer:
         self.requests = self.refused = 0
         """Counted since the start; refused ones were not whole, or not HTTP."""
         self.defects = 0  # of ours, in reading what strangers sent
+        self.compressor = Compressor(self.budget)
         self._looking: asyncio.TimerHandle | None = None
         self._look_at_ms = math.inf
 
@@ -82,6 +84,7 @@ class HttpServer:
             self._looking.cancel()
         for connection in list(self.connections):
             connection.abort()
+        self.compressor.close()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -94,6 +97,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Request | Refused] = deque()
         self._request: Request | None = None  # that is being answered
         self._cancellable: Cancellable | None = None
+        self._compressing: Cancellable | None = None  # of its answer
         self._is_starting = self._is_over = self._is_continue_wanted = False
         self._is_reading = True
         self._is_lingering = False
@@ -150,6 +154,8 @@ class HttpConnection(asyncio.Protocol):
         if self._cancellable is not None:
             self._cancellable.cancel()
             self._cancellable = None
+        if self._compressing is not None:
+            self._compressing.cancel()
         if self._reader is not None:
             self._reader.close()
         for one in (self._request, *self._waiting):
@@ -254,13 +260,14 @@ class HttpConnection(asyncio.Protocol):
         if self._is_continue_wanted and self._is_free and self._transport is not None:
             self._is_continue_wanted = False
             self._transport.write(_CONTINUE)
-        self._read_on(not self._waiting or self._is_over)
+        # Who has gone is heard by reading; what comes over the bound is refused, so it is not read before there is room.
+        self._read_on(len(self._waiting) < self._server.limits.pipelined_max or self._is_over)
         self._hold_up(self._request is not None or bool(self._waiting) or not self._is_writing)
 
     def _answer(self, reply: Reply) -> None:
         """From whoever answers, once."""
         request = self._request
-        if request is None or self._transport is None:
+        if request is None or self._transport is None or self._transport.is_closing():
             return
         encoding = chosen(request.head.headers.get("accept-encoding", ""), reply.size_bytes)
         if encoding is None:
@@ -268,13 +275,15 @@ class HttpConnection(asyncio.Protocol):
         elif reply.size_bytes < _THREAD_FROM_BYTES:
             self._write(request, compressed(reply, encoding))
         else:
-            loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(None, compressed, reply, encoding)
-            work.add_done_callback(lambda done: self._compressed(request, done))
+            done = partial(self._compressed, request)
+            self._compressing = self._server.compressor.start(reply, encoding, done)
+            if self._compressing is None:
+                self._write(request, _without_room(reply))
 
-    def _compressed(self, request: Request, done: asyncio.Future[Reply]) -> None:
-        if self._request is request and not done.cancelled():
-            self._write(request, done.result())
+    def _compressed(self, request: Request, reply: Reply) -> None:
+        if self._request is request:
+            self._compressing = None
+            self._write(request, reply)
 
     def _write(self, request: Request, reply: Reply) -> None:
         if self._transport is None:
@@ -285,10 +294,10 @@ class HttpConnection(asyncio.Protocol):
         is_head_only = request.head.method == "HEAD"
         # A small answer needs no room: health is told also where there is none.
         held_bytes = 0 if is_head_only or reply.size_bytes < _PIECE_BYTES else reply.size_bytes
-        failure = None if budget.take(held_bytes) else failure_of(Overloaded(NO_ROOM_FOR_ANSWER))
-        reply.on_written(failure)
-        if failure is not None:
-            reply, held_bytes = failed(failure), 0
+        if budget.take(held_bytes):
+            reply.on_written(None)
+        else:
+            reply, held_bytes = _without_room(reply), 0
         is_last = not request.keep_alive or self._server.is_draining
         head = head_of(reply, is_last=is_last)
         self._unsent = memoryview(head if is_head_only else b"".join((head, *reply.body)))
@@ -375,3 +384,10 @@ class HttpConnection(asyncio.Protocol):
         if self._held_up_at_ms is not None and self._reader is not None:
             self._reader.held_up(self._held_up_at_ms, now_ms)
         self._held_up_at_ms = now_ms if is_held_up else None
+
+
+def _without_room(reply: Reply) -> Reply:
+    """What goes out instead of it."""
+    failure = failure_of(Overloaded(NO_ROOM_FOR_ANSWER))
+    reply.on_written(failure)
+    return failed(failure)

@@ -291,14 +291,15 @@ class HttpReader:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                if not self._is_upgrade_offered:  # CONNECT: what follows cannot be read
-                    self._note_last()
-                    return
                 (read_bytes,) = upgrade.args
-                data = memoryview(data)[read_bytes:]
-                self._pass_over_offer()
             else:
                 return
+            if not self._is_upgrade_offered:  # CONNECT: what follows cannot be read
+                self._note_last()
+                return
+            data = memoryview(data)[read_bytes:]
+            # Not while the offer is handled: it would become the reason for which the next parser refuses something.
+            self._pass_over_offer()
 
     def _pass_over_offer(self) -> None:
         """Read on as if nothing had been said of another protocol (RFC 9110, 7.8): llhttp takes what follows for that one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,7 +17,16 @@ from fabric.errors import (
     nothing_ready,
 )
 from roles.gateway import descriptions
-from roles.gateway.failures import Failure, MethodNotAllowed, NotFound, NoToken, Unsupported, failure_of
+from roles.gateway.failures import (
+    Failure,
+    MethodNotAllowed,
+    NotFound,
+    NoToken,
+    Refused,
+    Unsupported,
+    failure_of,
+)
+from roles.gateway.http.cross_site import check_not_cross_site
 from roles.gateway.http.inference import HttpInference
 from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Request
 from roles.gateway.http.protocol_v2 import failed, read_json, write_json
@@ -36,6 +45,10 @@ _NOT_DONE: Final = ("systemsharedmemory", "cudasharedmemory", "trace", "logging"
 """Extensions of Triton's."""
 
 _INFERENCES: Final = ("infer", "predict")
+_STRANGERS: Final = (NoToken.code, Refused.code)
+"""What an inference is refused with for who asks."""
+_HEALTH: Final = ("live", "ready")
+_UNREADY: Final = Failure("NoReplica", "no frontend wants requests now", retryable=True, retry_after_ms=1e3)
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,17 +136,24 @@ def _v2(parts: Sequence[str]) -> Route | None:
 
 
 class Routes:
-    """Answers requests: inferences by callbacks, all else in a task each."""
+    """Answers requests: health at once, inferences by callbacks, all else in a task each."""
 
-    def __init__(self, service: Service, repository: Repository, tokens: Tokens, page: Page) -> None:
+    def __init__(
+        self,
+        service: Service,
+        repository: Repository,
+        tokens: Tokens,
+        page: Page,
+        own_hosts: Collection[str],
+    ) -> None:
+        """`own_hosts`: under which it may be asked where no token is needed."""
         self._page = page
+        self._own_hosts = own_hosts
         self._service = service
         self._repository = repository
         self._tokens = tokens
         self._documents: Mapping[str, Callable[[Route, Request], Awaitable[Any]]] = {
             "server": self._server,
-            "live": self._nothing,
-            "ready": self._ready,
             "model": self._model,
             "model_ready": self._model_ready,
             "config": self._config,
@@ -149,6 +169,8 @@ class Routes:
         """Whether the body is worth reading. Raises RequestError."""
         if head.path not in _OPEN:
             self._tokens.check(head.headers.get("authorization"))
+            if not self._tokens.is_asked_for:
+                check_not_cross_site(head, self._own_hosts)
         route_of(head)
 
     def refused(self, head: Head, failure: Failure) -> None:
@@ -156,7 +178,7 @@ class Routes:
         with contextlib.suppress(FabricError):
             route = _asked_by(head)
             if route.name in _INFERENCES:
-                model = "" if failure.code == NoToken.code else route.model
+                model = "" if failure.code in _STRANGERS else route.model
                 self._service.count(model, self._service.clock.now_ms(), failure)
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
@@ -172,6 +194,9 @@ class Routes:
             )
             inference.start()
             return inference
+        if route.name in _HEALTH:
+            answer(Reply(200) if route.name == "live" or self._service.is_ready else failed(_UNREADY))
+            return None
         task = asyncio.ensure_future(self._documents[route.name](route, request))
         task.add_done_callback(lambda done: _tell(done, answer))
         return task
@@ -181,15 +206,6 @@ class Routes:
     async def _server(self, route: Route, request: Request) -> Any:
         del route, request
         return descriptions.server()
-
-    async def _nothing(self, route: Route, request: Request) -> Any:
-        del route, request
-
-    async def _ready(self, route: Route, request: Request) -> Any:
-        del route, request
-        if not self._service.is_ready:
-            return Failure("NoReplica", "no frontend wants requests now", retryable=True, retry_after_ms=1e3)
-        return None
 
     async def _model(self, route: Route, request: Request) -> Any:
         del request

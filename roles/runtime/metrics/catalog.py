@@ -317,7 +317,7 @@ GATEWAY_GRPC_UNDER_WAY = _gauge(
 GATEWAY_GRPC_UNREADABLE = _counter(
     "gateway_grpc_unreadable",
     "",
-    "Times that gRPC read a value of a call's metadata that is no UTF-8; none is in a log.",
+    "Times that gRPC read a value of a call's metadata, or a call's path, that is no UTF-8; none is in a log.",
     "gateway",
 )
 

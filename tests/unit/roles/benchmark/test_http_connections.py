@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.errors import DeadlineExceeded, RemoteProtocolError
+from fabric.errors import DeadlineExceeded, PeerLost, RemoteProtocolError
 from roles.benchmark.gateway_target import GatewayClient
 from roles.benchmark.http_connections import AnswerReader, HttpClient, HttpTarget, _Connection, _Server
 from roles.benchmark.player import PlannedRequest, PlayedRequest, play
@@ -122,3 +122,94 @@ def test_opening_a_connection_is_no_lateness_of_the_sender() -> None:
         runner.run(sent())
     (one,) = played
     assert (one.late_ms, one.latency_ms) == pytest.approx((0.0, 150.0))
+
+
+def test_who_waits_at_the_limit_is_served_where_every_answer_ends_its_connection() -> None:
+    """And is late by what it waited."""
+    answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async def run() -> None:
+        served = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = served.sockets[0].getsockname()[1]
+        async with served, HttpClient(HttpTarget({"m": [(port, b"GET / HTTP/1.1\r\n\r\n")]})) as client:
+            (server,) = client._servers.values()
+            server.connections_max = 2
+            futures = [client.submit("m", {}) for _ in range(9)]
+            await asyncio.gather(*futures)
+            assert [future.held_ms > 0 for future in futures] == [False] * 2 + [True] * 7
+
+    asyncio.run(run())
+
+
+def test_who_waits_at_the_limit_hears_it_where_nobody_listens_any_more() -> None:
+    async def run() -> None:
+        async with HttpClient(HttpTarget({"m": [(1, b"GET / HTTP/1.1\r\n\r\n")]})) as client:
+            (server,) = client._servers.values()
+            server.connections_max = 1
+            told = await asyncio.gather(*(client.submit("m", {}) for _ in range(3)), return_exceptions=True)
+            assert [type(one) for one in told] == [PeerLost] * 3
+
+    asyncio.run(run())
+
+
+class Ending(Wire):
+    """Answers one request, and ends so long after the next one was written."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.written:
+            self.written.append((self.loop.now_ms(), bytes(data)))
+            self.loop.call_later(self.takes_ms / 1e3, self.protocol.connection_lost, None)
+        else:
+            takes_ms, self.takes_ms = self.takes_ms, 0.0
+            super().write(data)
+            self.takes_ms = takes_ms
+
+
+@pytest.mark.parametrize(("ends_after_ms", "is_asked_again"), [(1.0, True), (500.0, False)])
+def test_a_request_is_asked_again_only_where_its_connection_ended_just_as_it_was_sent(
+    ends_after_ms: float, *, is_asked_again: bool
+) -> None:
+    """One that ends later ends with its server, which had the request."""
+    loop = LeapingLoop()
+    ending, other = Ending(loop, ends_after_ms), Wire(loop, 1.0)
+
+    async def run() -> None:
+        async with HttpClient(HttpTarget({"m": [(9, b"a request")]})) as client:
+            (server,) = client._servers.values()
+            ending.connects(server)
+            await client.submit("m", {})
+            server.opening.add(loop.create_task(asyncio.sleep(5)))  # it takes longer than the test
+            loop.call_later(1.0, other.connects, server)
+            future = client.submit("m", {})
+            if is_asked_again:
+                await future
+            else:
+                with pytest.raises(PeerLost):
+                    await future
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())
+    assert (len(ending.written), len(other.written)) == (2, int(is_asked_again))
+
+
+def test_what_is_pending_at_the_end_is_not_asked_again() -> None:
+    loop = LeapingLoop()
+    ending = Ending(loop, 500.0)
+
+    async def run() -> None:
+        async with HttpClient(HttpTarget({"m": [(9, b"a request")]})) as client:
+            (server,) = client._servers.values()
+            ending.connects(server)
+            await client.submit("m", {})
+            future = client.submit("m", {})
+            ending.abort = lambda: loop.call_soon(ending.protocol.connection_lost, None)  # type: ignore[assignment, method-assign]
+        assert isinstance(future.exception(), PeerLost)
+        assert not server.opening
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())

@@ -154,6 +154,17 @@ def test_a_question_that_needs_no_plan_and_that_nobody_there_knows_is_given_up_s
     assert SILENCE_MAX_MS < clock.now_ms() < 10_000.0, "later than who is gone is told as that"
 
 
+def test_a_change_that_nobody_waits_for_any_more_is_given_up_and_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = VirtualClock(0.0)
+    link = _AtWork(clock, math.inf)
+    monkeypatch.setattr(DealerLink, "connect", lambda *_, **__: link)
+    with pytest.raises(PeerLost, match=r"nobody waits.*whether the change was made is not known"):
+        ask_change(["ipc://there"], ModelsAdd(1, "[]"), clock=clock, is_given_up=lambda: clock.now_ms() > 900)
+    assert clock.now_ms() == 1_200.0, "the next turn"
+
+
 def test_where_no_descriptor_is_left_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks in a role that serves, as the page does, goes on."""
     connect = DealerLink.connect

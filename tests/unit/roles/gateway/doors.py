@@ -29,6 +29,7 @@ from roles.gateway.rpc.messages import SERVICE, message_class
 from roles.gateway.rpc.server import RpcServer
 from roles.gateway.service import Service
 from roles.gateway.tokens import Tokens
+from roles.runtime.host_header import own_hosts
 
 WAIT_S = 30
 Asked = message_class("ModelInferRequest")
@@ -93,7 +94,9 @@ class Doors:
         self.service = Service(cast(Client, client), MonotonicClock())
         self.repository = Repository({}, home, home, is_open=False)
         self.http = HttpServer(
-            Routes(self.service, self.repository, tokens, self._page), HttpLimits(), MonotonicClock()
+            Routes(self.service, self.repository, tokens, self._page, own_hosts("x")),
+            HttpLimits(),
+            MonotonicClock(),
         )
         config = GatewayConfig(http=None, grpc="127.0.0.1:0")
         self.rpc = RpcServer(self.service, self.repository, tokens, config, self.http.budget)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,7 @@ from roles.gateway.failures import Failure, NotFound
 from roles.gateway.http.connection import LOOK_EVERY_S, HttpConnection, HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Request
+from tests.unit.roles.gateway.doors import Doors, StandIn, at_doors, model
 
 LARGE = 100_000
 LIMITS = HttpLimits(bodies_bytes_max=2 * LARGE + LARGE // 2)
@@ -23,7 +30,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.connection: HttpConnection | None = None
         self.out = b""
-        self.is_slow = self.is_closed = False
+        self.is_slow = self.is_closed = self.is_paused = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.out += data
@@ -42,10 +49,10 @@ class Wire(asyncio.Transport):
     abort = close
 
     def pause_reading(self) -> None:
-        pass
+        self.is_paused = True
 
     def resume_reading(self) -> None:
-        pass
+        self.is_paused = False
 
     def can_write_eof(self) -> bool:
         return True
@@ -326,6 +333,18 @@ def test_small_requests_in_one_piece_are_answered(path: str) -> None:
     assert stand.server.refused == 0
 
 
+@pytest.mark.parametrize("what", ["live", "ready"])
+def test_as_many_may_ask_in_one_piece_how_it_is(what: str, tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", doors.port)
+        last = get(f"v2/health/{what}", "Connection: close\r\n")
+        writer.write(get(f"v2/health/{what}") * (LIMITS.at_once_max - 1) + last)
+        assert (await reader.read()).count(b"HTTP/1.1 200 ") == LIMITS.at_once_max
+        writer.close()
+
+    at_doors(tmp_path, StandIn(model()), test)
+
+
 def test_of_more_the_last_answer_says_so_where_they_are_answered_at_once() -> None:
     stand = Stand()
     connection, wire = stand.connected()
@@ -355,6 +374,107 @@ def test_over_the_bound_the_last_answer_says_so_behind_those_that_wait() -> None
     assert len(stand.later) == LIMITS.pipelined_max + 1
     assert stand.server.refused == 1
     assert stand.told == [("/later", "Overloaded")] * 49, "whole requests, each refused by that answer"
+
+
+def test_a_client_is_heard_to_go_while_requests_of_its_wait_behind_one_another() -> None:
+    """Its connection is read until no more may wait, and again once there is room."""
+    stand = Stand()
+    connection, wire = stand.connected()
+    paused = []
+    for _ in range(LIMITS.pipelined_max + 1):
+        connection.data_received(get("later"))
+        paused.append(wire.is_paused)
+    assert paused == [False] * LIMITS.pipelined_max + [True]
+    stand.later[0](stand.reply)
+    paused = [wire.is_paused]
+    connection.data_received(get("later"))
+    assert [*paused, wire.is_paused] == [False, True]
+    assert stand.server.refused == 0
+
+
+class Threads(Executor):
+    """They begin and end what they are given when the test says so."""
+
+    def __init__(self) -> None:
+        self.works: list[Future[Any]] = []
+        self.calls: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.works.append(Future())
+        self.calls.append(partial(fn, *args, **kwargs))
+        return self.works[-1]
+
+    def begin(self, at: int) -> None:
+        self.works[at].set_running_or_notify_cancel()
+
+    def end(self, at: int) -> None:
+        self.works[at].set_result(self.calls[at]())
+
+
+async def until_told() -> None:
+    """What a thread has ended comes to the loop as a callback."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def test_an_answer_that_waits_to_be_compressed_has_its_bytes_of_the_budget_until_it_is() -> None:
+    async def run() -> None:
+        stand, threads = Stand(), Threads()
+        stand.server.compressor._threads = threads  # type: ignore[assignment]
+        wires = []
+        for _ in range(3):
+            connection, wire = stand.connected()
+            connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+            wires.append(wire)
+        assert [statuses(wire) for wire in wires] == [[], [], [b"503"]]
+        assert stand.server.budget.used == 2 * LARGE
+        threads.begin(0)
+        threads.end(0)
+        await until_told()
+        assert statuses(wires[0]) == [b"200"]
+        assert stand.server.budget.used == LARGE, "compressed, it is small"
+
+    asyncio.run(run())
+
+
+def test_an_answer_whose_client_has_gone_is_not_compressed_any_more() -> None:
+    """One that has a thread keeps it, and its bytes, until that is over."""
+
+    async def run() -> None:
+        stand, threads = Stand(), Threads()
+        stand.server.compressor._threads = threads  # type: ignore[assignment]
+        for _ in range(2):
+            connection, wire = stand.connected()
+            connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+            if not threads.works[0].running():
+                threads.begin(0)
+            lost(wire)
+        await until_told()
+        assert [work.cancelled() for work in threads.works] == [False, True]
+        assert stand.server.budget.used == LARGE
+        threads.end(0)
+        await until_told()
+        assert stand.server.budget.used == 0
+
+    asyncio.run(run())
+
+
+def test_the_end_does_not_wait_for_answers_that_have_no_thread_yet() -> None:
+    async def run() -> None:
+        may_end = threading.Event()
+        stand = Stand()
+        threads = stand.server.compressor._threads
+        for _ in range(threads._max_workers):
+            threads.submit(may_end.wait, 60)
+        connection, _ = stand.connected()
+        connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+        stand.server.close()
+        assert threads._work_queue.qsize() == 0 or threads._work_queue.get_nowait() is None
+        await until_told()
+        assert stand.server.budget.used == 0
+        may_end.set()
+
+    asyncio.run(run())
 
 
 def test_what_comes_behind_a_last_answer_holds_nothing() -> None:

@@ -312,6 +312,13 @@ def test_many_offers_in_one_piece_take_no_longer_than_their_bytes() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("offer", [(), H2C], ids=["plain", "h2c"])
+def test_what_is_wrong_behind_an_offer_of_another_protocol_is_the_clients_doing(offer: Sequence[str]) -> None:
+    """And no defect of ours, as without one."""
+    found = refusal(reader().feed(post(b"", "Content-Encoding: gzip", *offer), 0.0))
+    assert (found.code, found.reason) == ("InvalidInput", "the compressed body ends too early")
+
+
 def test_after_connect_nothing_more_is_read() -> None:
     """What follows would be somebody else's protocol."""
     (request,) = reader().feed(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n" + post(b"x"), 0.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,66 @@ def test_the_gateways_end_does_not_wait_for_a_model_that_loads(slow: SlowCluster
     assert not thread.is_alive(), "and its answer goes nowhere, without a word"
 
 
+def test_at_the_gateways_end_its_thread_gives_a_change_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It asks by ZeroMQ, whose sockets must not be closed under it."""
+    began = threading.Event()
+
+    def ask_change(_: object, __: PlanChange, *, is_given_up: Callable[[], bool]) -> Changed:
+        began.set()
+        while not is_given_up():
+            pass
+        raise PeerLost("it is given up")
+
+    status = StatusListed("scheduler-0", 7, (), (), {})
+    schedulers = {0: ActiveScheduler(("ipc://there",), status)}
+    monkeypatch.setattr("roles.gateway.repository.active_schedulers", lambda _: schedulers)
+    monkeypatch.setattr("roles.gateway.repository.ask_change", ask_change)
+    repository = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
+
+    async def run() -> None:
+        loading = asyncio.ensure_future(repository.load("m", (), {}))
+        await asyncio.to_thread(began.wait, 60)
+        repository.close()
+        assert not [one for one in threading.enumerate() if one.name == "model-change"]
+        with pytest.raises(PeerLost):
+            await loading
+
+    asyncio.run(run())
+
+
+class Ended(BaseException):
+    """What no program expects."""
+
+
+def test_a_change_that_cannot_begin_or_ends_in_no_usual_way_keeps_no_other_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    repository = Repository({"m": {"name": "m"}}, tmp_path, tmp_path, is_open=True)
+
+    def without_threads(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def ended(_: Path) -> None:
+        raise Ended
+
+    async def load(raised: type[BaseException]) -> None:
+        with pytest.raises(raised):
+            await asyncio.wait_for(repository.load("m", (), {}), 60)
+
+    async def run() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", without_threads)
+            await load(RuntimeError)
+        with monkeypatch.context() as patch:
+            patch.setattr("roles.gateway.repository.active_schedulers", ended)
+            await load(Ended)
+        await load(PeerLost)  # there is no cluster
+
+    asyncio.run(run())
+
+
 def test_a_change_is_waited_for_as_long_as_the_scheduler_is_at_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -76,7 +137,7 @@ def test_a_change_is_waited_for_as_long_as_the_scheduler_is_at_it(
     schedulers = {0: ActiveScheduler(("ipc://there",), status)}
     limits_ms: list[float | None] = []
 
-    def ask_change(_: object, change: PlanChange, *, limit_ms: float | None = None) -> Changed:
+    def ask_change(_: object, change: PlanChange, *, limit_ms: float | None = None, **__: object) -> Changed:
         limits_ms.append(limit_ms)
         return Changed(change.request_no, "ok")
 
