@@ -286,7 +286,7 @@ class SchedulerShell:
         del asked
         assert self._metrics is not None, "it asked"
         core = self._core
-        measured = () if core is None else core.measured(self._clock.now_ms())
+        measured = () if core is None else core.measured()
         offences = self._replica.offences.counters
         counted = offences if core is None else offences + core.offences.counters
         self._metrics.publish(

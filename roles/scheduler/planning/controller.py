@@ -242,10 +242,10 @@ class Controller:
         """The same for a simulator, which is told of no node: what is not there counts as drained."""
         return replace(self.settings(), desired=replace(self._desired, drained=self._out))
 
-    def report(self, now_ms: float) -> PlanReport:
+    def report(self) -> PlanReport:
         """For people."""
         gpus = len(set(self._desired.gpus) - self._out)
-        advice = self._loads.advice(now_ms)
+        advice = self._loads.advice()
         rates = self._loads.rates_rps()
         state = "steady" if self.is_steady else "planning" if self._is_planning else "moving"
         models = tuple(
