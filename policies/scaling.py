@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -63,11 +64,12 @@ class _Sample(Struct, frozen=True):
     at_ms: float
     span_ms: float
     models: Mapping[ModelId, ObservedLoad]
+    total: ObservedLoad
     idle_fraction: float
 
 
 class ScaleAdvisor:
-    """Watches a cluster of changing size. The same observations at the same moments give the same advice."""
+    """Watches a cluster of changing size. The same observations give the same advice, whoever asks for it in between."""
 
     def __init__(self) -> None:
         self._gpus = 0
@@ -92,79 +94,68 @@ class ScaleAdvisor:
         span_ms = now_ms - last_at_ms
         if span_ms <= 0 or gpus == 0:
             return
-        busy_ms = sum(load.busy_gpu_ms for load in models.values())
-        idle_fraction = min(1.0, max(0.0, 1 - busy_ms / (gpus * span_ms)))
-        self._samples.append(_Sample(now_ms, span_ms, dict(models), idle_fraction))
+        total = _sum(models.values())
+        idle_fraction = min(1.0, max(0.0, 1 - total.busy_gpu_ms / (gpus * span_ms)))
+        self._samples.append(_Sample(now_ms, span_ms, dict(models), total, idle_fraction))
+        while self._samples[0].at_ms <= now_ms - RELEASE_WINDOW_MS:
+            self._samples.popleft()
+        self._decide(now_ms)
 
-    def advice(self, now_ms: float) -> ScaleAdvice:
-        """What is recommended now; the present size where nothing else can be justified.
+    def advice(self) -> ScaleAdvice:
+        """What is recommended as of the last observation; the present size where nothing else can be justified.
 
         A model's share of the cluster is its share of the busy time. N r / (1 - r) is asked of that share, so a
         model whose requests never run asks for nothing: more GPUs would not help it. Idle time is shared out
         alike.
         """
-        while self._samples and self._samples[0].at_ms <= now_ms - RELEASE_WINDOW_MS:
-            self._samples.popleft()
-        loads = self._loads_since(now_ms - ASK_WINDOW_MS)
-        busy_ms = sum(load.busy_gpu_ms for load in loads.values())
-        total = ObservedLoad(
-            sum(load.offered for load in loads.values()), sum(load.bad for load in loads.values()), busy_ms
-        )
+        recent = self._recent()
+        total = _sum(sample.total for sample in recent)
+        model_ids = sorted({model_id for sample in recent for model_id in sample.models})
+        loads = {model_id: _load_of(model_id, recent) for model_id in model_ids}
+        busy_ms = total.busy_gpu_ms
         share = {
             model_id: self._gpus * load.busy_gpu_ms / busy_ms if busy_ms else 0.0
             for model_id, load in loads.items()
         }
-        lacking = {
-            model_id: share[model_id] * _missing_fraction(load)
-            for model_id, load in loads.items()
-            if self._is_asking(model_id, load)
-        }
-        is_asking = self._is_asking(None, total)
-        if is_asking or lacking:
-            self._is_releasing = False
-            missing = self._gpus * _missing_fraction(total) if is_asking else 0.0
+        if self._asking:
+            lacking = {
+                model_id: share[model_id] * _missing_fraction(load)
+                for model_id, load in loads.items()
+                if model_id in self._asking
+            }
+            missing = self._gpus * _missing_fraction(total) if None in self._asking else 0.0
             missing = max(missing, sum(lacking.values()))
             return ScaleAdvice(self._gpus + math.ceil(missing - ROUNDING), lacking)
-        idle_fraction = self._idle_fraction(now_ms)
-        if idle_fraction == 0.0:
+        if not self._is_releasing:
             return ScaleAdvice(self._gpus, {})
+        idle_fraction = self._busiest_idle_fraction()
         gpus = advised_gpus(self._gpus, 0.0, idle_fraction)
         return ScaleAdvice(
             gpus, {model_id: 0.0 - gpus_of * idle_fraction for model_id, gpus_of in share.items()}
         )
 
-    def _loads_since(self, from_ms: float) -> dict[ModelId, ObservedLoad]:
-        loads: dict[ModelId, ObservedLoad] = {}
-        for sample in reversed(self._samples):
-            if sample.at_ms <= from_ms:
-                break
-            for model_id, load in sample.models.items():
-                so_far = loads.get(model_id, _NO_LOAD)
-                loads[model_id] = ObservedLoad(
-                    so_far.offered + load.offered,
-                    so_far.bad + load.bad,
-                    so_far.busy_gpu_ms + load.busy_gpu_ms,
-                )
-        return dict(sorted(loads.items()))
+    def _decide(self, now_ms: float) -> None:
+        """Who asks, and whether GPUs are released: both depend on what was so before."""
+        recent = self._recent()
+        losing = {model_id for sample in recent for model_id, load in sample.models.items() if load.bad}
+        loads: dict[ModelId | None, ObservedLoad] = {
+            model_id: _load_of(model_id, recent) for model_id in losing
+        }
+        loads[None] = _sum(sample.total for sample in recent)
+        self._asking = {whose for whose, load in loads.items() if self._asks(whose, load)}
+        # What was idle all through a whole release window, in its busiest ask window.
+        is_over = now_ms - self._sized_at_ms >= RELEASE_WINDOW_MS
+        least = _IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING
+        self._is_releasing = not self._asking and is_over and self._busiest_idle_fraction() >= least
 
-    def _is_asking(self, whose: ModelId | None, load: ObservedLoad) -> bool:
+    def _asks(self, whose: ModelId | None, load: ObservedLoad) -> bool:
         threshold = _BAD_RATE_CALM if whose in self._asking else BAD_RATE_ALLOWED
-        if load.offered < _REQUESTS_MIN or load.bad < threshold * load.offered:
-            self._asking.discard(whose)
-            return False
-        self._asking.add(whose)
-        return True
+        return load.offered >= _REQUESTS_MIN and load.bad >= threshold * load.offered
 
-    def _idle_fraction(self, now_ms: float) -> float:
-        """What was idle all through a whole release window, in its busiest ask window; 0: nothing to release."""
-        if now_ms - self._sized_at_ms < RELEASE_WINDOW_MS or not self._samples:
-            return 0.0
-        idle_fraction = self._busiest_idle_fraction()
-        if idle_fraction < (_IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING):
-            self._is_releasing = False
-            return 0.0
-        self._is_releasing = True
-        return idle_fraction
+    def _recent(self) -> list[_Sample]:
+        """Of the ask window that ends with the last observation, newest first."""
+        from_ms = self._samples[-1].at_ms - ASK_WINDOW_MS if self._samples else 0.0
+        return list(takewhile(lambda sample: sample.at_ms > from_ms, reversed(self._samples)))
 
     def _busiest_idle_fraction(self) -> float:
         least = 1.0
@@ -183,7 +174,15 @@ class ScaleAdvisor:
         return least
 
 
-_NO_LOAD = ObservedLoad(0, 0, 0.0)
+def _sum(loads: Iterable[ObservedLoad]) -> ObservedLoad:
+    offered, bad, busy_ms = 0, 0, 0.0
+    for load in loads:
+        offered, bad, busy_ms = offered + load.offered, bad + load.bad, busy_ms + load.busy_gpu_ms
+    return ObservedLoad(offered, bad, busy_ms)
+
+
+def _load_of(model_id: ModelId, samples: Iterable[_Sample]) -> ObservedLoad:
+    return _sum(sample.models[model_id] for sample in samples if model_id in sample.models)
 
 
 def _missing_fraction(load: ObservedLoad) -> float:

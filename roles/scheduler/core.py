@@ -145,9 +145,9 @@ class SchedulerCore:
         """What has happened so far."""
         return self._counters
 
-    def measured(self, now_ms: float) -> Iterator[Measured]:
+    def measured(self) -> Iterator[Measured]:
         """Its figures, for a page of metrics."""
-        plan = None if self.controller is None else self.controller.report(now_ms)
+        plan = None if self.controller is None else self.controller.report()
         return measured_batches(self._fleet, self._batches, plan)
 
     @property
@@ -558,7 +558,7 @@ class SchedulerCore:
             | {"frontends": float(len(self._fleet.frontends))}
             | self.offences.counters,
             self._fleet.gpu_reports(now_ms),
-            None if self.controller is None else self.controller.report(now_ms),
+            None if self.controller is None else self.controller.report(),
             warnings=model_warnings(self._fleet.slices.values(), self._fleet.slos_ms),
             queued={str(one): float(self._batches.queued(one)) for one in self._fleet.slos_ms},
         )

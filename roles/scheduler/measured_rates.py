@@ -104,9 +104,9 @@ class MeasuredRates:
         found = {model_id: self.rate_rps(model_id) for model_id in self._past}
         return {model_id: rate_rps for model_id, rate_rps in found.items() if rate_rps is not None}
 
-    def advice(self, now_ms: float) -> ScaleAdvice:
+    def advice(self) -> ScaleAdvice:
         """How many GPUs the load asks for (Symphony section 3.5)."""
-        return self._advisor.advice(now_ms)
+        return self._advisor.advice()
 
 
 def has_drifted(rate_rps: float, planned_for_rps: float) -> bool:

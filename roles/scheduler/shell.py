@@ -112,7 +112,7 @@ class SchedulerShell:
             role_ids,
             own.write_file,
         )
-        # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
+        # One that stands by waits a while for a copy of the plan: it may take long to make, and not every policy makes it twice.
         self._first = None if rank else self._kept.read() or written.first_plan()
         self._settled: PlanCopy | None = None
         """The plan that the core settled last; at first, that it began with. Its epoch is the present one only in `_copy`."""
@@ -202,13 +202,10 @@ class SchedulerShell:
             other.close()
         self.link.close()
 
-    def _prepare(self, *, may_plan: bool = True) -> Prepared | None:
-        """A core of the newest plan that is known here. Not `may_plan`: None where one would have to be made, which may take long."""
+    def _prepare(self) -> Prepared:
+        """A core of the newest plan that is known here. Where none is, one is made, once: that may take longer than a lease lasts."""
         kept = self._kept.state  # before it is read: what is written meanwhile is newer
-        begun = self._kept.read()
-        if begun is None and not may_plan:
-            return None
-        settings, planning = begun or self._first or self._written.first_plan()
+        settings, planning = self._first = self._kept.read() or self._first or self._written.first_plan()
         settled = self._copy_of(settings, planning, 0)
         settings = begun_anew(settings, self._role_id, self._surroundings.first_batch_id())
         core = scheduler_core(settings, self._config.batching, planning)
@@ -219,7 +216,6 @@ class SchedulerShell:
         prepared = self._prepared
         if prepared is None or prepared.kept != self._kept.state:
             prepared = self._prepare()
-            assert prepared is not None, "it may plan"
         core, settings, planning, self._settled, _ = prepared
         self._made, self._prepared = core, None
         log.info("plan_begins models=%d slices=%d", len(settings.models), len(settings.slices))
@@ -242,17 +238,17 @@ class SchedulerShell:
                 self._kept.keep(copy)
             case PrepareCore():
                 try:
-                    self._prepared = self._prepare(may_plan=False)
+                    self._prepared = self._prepare()
                 # Whatever it is, it is no reason to stand by no more: a take-over tries again.
                 except Exception as error:  # noqa: BLE001
                     log.error("plan_not_prepared error=%r", error)
             case EpochTaken(epoch):
-                self._outbox.flush()  # what was decided before has the epoch of then
+                self._flush_settled()  # what was decided before has the epoch of then
                 self.link.epoch = epoch
                 self._core = self._made
                 log.info("scheduler_active epoch=%d", epoch)
             case LeaseLapsed(is_handed_over):
-                self._outbox.flush()  # what was decided before is on its way before anything here takes long
+                self._flush_settled()  # what was decided before is on its way before anything here takes long
                 if is_handed_over:
                     log.info("scheduler_handed_over epoch=%d", self.link.epoch)
                 else:
@@ -286,7 +282,7 @@ class SchedulerShell:
         del asked
         assert self._metrics is not None, "it asked"
         core = self._core
-        measured = () if core is None else core.measured(self._clock.now_ms())
+        measured = () if core is None else core.measured()
         offences = self._replica.offences.counters
         counted = offences if core is None else offences + core.offences.counters
         self._metrics.publish(
@@ -358,26 +354,31 @@ class SchedulerShell:
 
     def _end_turn(self) -> None:
         log_offences(self._replica.offences)
-        core, kept = self._core, self._kept
+        self._flush_settled()
+        core = self._core
         if core is not None:
             log_offences(core.offences)
-            controller = core.controller
-            assert controller is not None, "it was made with one"
-            while controller.unlogged:
-                log.info("placement %s", controller.unlogged.popleft())
-            assert self._settled is not None, "it began with one"
-            if controller.settled != self._settled.number:
-                plan = controller.settled_plan()
-                self._settled = self._copy_of(plan.settings, plan.planning, plan.number)
-            epoch = self._replica.epoch  # until one is granted another plan would count for more
-            if epoch != NO_EPOCH and kept.is_due(epoch, self._settled.number, self._clock):
-                # Before anybody hears that it is settled; what it began with nobody asked for, and agents wait for their epoch.
-                if not self._settled.number:
-                    self._outbox.flush()
-                copy = self._copy()
-                kept.write(copy, self._clock.now_ms())
-                self._send_copy(self._replica.plan_changed(), copy)
+            assert core.controller is not None, "it was made with one"
+            while core.controller.unlogged:
+                log.info("placement %s", core.controller.unlogged.popleft())
+            self._keep_plan()  # what it began with, or with a higher epoch: nobody waits for that, and agents wait for their epoch
+            self._outbox.flush()
+
+    def _flush_settled(self) -> None:
+        """Send what was decided. A plan is kept and copied before anybody hears that it is settled."""
+        controller = None if self._core is None else self._core.controller
+        if controller is not None and (self._settled is None or controller.settled != self._settled.number):
+            plan = controller.settled_plan()
+            self._settled = self._copy_of(plan.settings, plan.planning, plan.number)
+            self._keep_plan()
         self._outbox.flush()
+
+    def _keep_plan(self) -> None:
+        copy, kept = self._copy(), self._kept
+        # Until an epoch is granted another plan would count for more.
+        if copy.epoch != NO_EPOCH and kept.is_due(copy.epoch, copy.number, self._clock):
+            kept.write(copy, self._clock.now_ms())
+            self._send_copy(self._replica.plan_changed(), copy)
 
 
 def run_scheduler(

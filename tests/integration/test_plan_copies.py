@@ -24,6 +24,7 @@ from fabric.messages import (
 )
 from roles.config.read_config import parse_config
 from roles.runtime.core import Heard, Tick
+from roles.runtime.epochs import HELD_MS
 from roles.runtime.loop.mailbox import Mailbox
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import settings_of
@@ -88,6 +89,12 @@ class Active:
         self.feed(Heard(OPERATOR, ModelSet(term, ModelId("fast"), term=term)))
         assert self.is_steady
 
+    def settle_and_lapse(self, term: int) -> None:
+        """The same; and before the turn is over the lease turns out to have lapsed."""
+        self._handle(Heard(OPERATOR, ModelSet(term, ModelId("fast"), term=term)))
+        self._now_ms += 10 * HELD_MS
+        self.feed(Tick())
+
     def begin_change(self) -> None:
         """An operator's change that is under way from here on."""
         self.feed(Heard(OPERATOR, ModelsAdd(99, json.dumps([MODEL | {"name": "other"}]))))
@@ -100,8 +107,7 @@ class Active:
     def feed(self, *events: Heard | Tick) -> None:
         """One turn, and what agents answer."""
         for event in events:
-            for action in self.shell._replica.handle(event, self._now_ms):
-                self.shell._perform(action)
+            self._handle(event)
         self.shell._end_turn()
         sent, self._sent = self._sent, []
         for peer, message in sent:
@@ -109,6 +115,10 @@ class Active:
                 self.copies.append(message)
             elif isinstance(message, LeaseAsked):
                 self._grant(peer, message)
+
+    def _handle(self, event: Heard | Tick) -> None:
+        for action in self.shell._replica.handle(event, self._now_ms):
+            self.shell._perform(action)
 
     def _grant(self, peer: PeerId, asked: LeaseAsked) -> None:
         host = next(host for host in NODES if agent(host) == peer)
@@ -198,6 +208,14 @@ def test_what_an_operator_was_told_is_kept_though_the_next_change_begins_in_the_
     assert not one.is_steady
     assert one.on_disk == (one.epoch, 1)
     one.greet()
+    assert (one.copies[-1].epoch, term_of(one.copies[-1].document)) == (one.epoch, 1)
+
+
+def test_what_an_operator_was_told_is_kept_though_the_lease_lapses_in_the_same_turn(one: Active) -> None:
+    former = one.shell._core
+    one.settle_and_lapse(1)
+    assert one.shell._core is not former
+    assert one.on_disk == (one.epoch, 1)
     assert (one.copies[-1].epoch, term_of(one.copies[-1].document)) == (one.epoch, 1)
 
 

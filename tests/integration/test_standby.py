@@ -278,6 +278,22 @@ def test_a_newer_plan_on_this_hosts_disk_counts_for_more_than_a_prepared_one(
         assert {model.model_id for model in shell._made.settings().models} == {"a", "b"}
 
 
+def test_a_standby_that_was_sent_no_plan_makes_one_once_and_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an election it took longer than the lease lasted, and in the next one again."""
+    written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
+    made = [written.first_plan()]
+    monkeypatch.setattr(Written, "first_plan", lambda _: made.pop())
+    with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        shell._perform(PrepareCore())
+        assert made == []
+        for _ in range(2):
+            shell._make_core()
+            assert shell._made is not None
+            assert {model.model_id for model in shell._made.settings().models} == {"fast"}
+
+
 def test_a_plan_of_which_no_core_can_be_made_keeps_nobody_from_standing_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,7 +58,7 @@ class Milp:
     `time_limit_s` is the solver's, for all its stages: a plan that it cut short may depend on how fast the machine is, and
     its first decision says that it is not proven. `second_stage` chooses among equal goodputs (`model.py`).
     `max_replicas` bounds a model's replicas. `build_filter` refuses more replicas with a batch size than get it
-    filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas).
+    filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas); one with batches of one, which one request fills, is never refused.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class Milp:
         """How many replicas with that batch size get it filled within the wait."""
         if math.isinf(self._max_wait_ms):
             return self._max_replicas or 10**9
-        return math.floor(rate_of(model) * self._max_wait_ms / 1000 / batch * (1 + 1e-9))
+        in_time = math.floor(rate_of(model) * self._max_wait_ms / 1000 / batch * (1 + 1e-9))
+        return max(1, in_time) if batch == 1 else in_time
 
     def _replicas_max(
         self, model: PlacedModelInput, batches: Sequence[int], gpu_count: int

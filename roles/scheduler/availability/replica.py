@@ -77,6 +77,7 @@ from roles.runtime.peer_checks import (
 from roles.runtime.process_events import SchedulerFound, StopAsked
 from roles.scheduler.availability.early_words import EarlyWords
 from roles.scheduler.availability.election import (
+    FIRST_STAGGER_MS,
     NEVER_MS,
     Election,
     ElectionAction,
@@ -101,6 +102,8 @@ GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
+PREPARE_WITHOUT_MS: Final = 0.8 * FIRST_STAGGER_MS
+"""From the start on, for a first copy. One that was sent none makes a plan itself before it may be elected: that may take longer than a lease lasts."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
 OTHERS_WITHIN_MS: Final = 1_000.0
@@ -152,7 +155,7 @@ class KeepPlan(Struct, frozen=True):
 
 
 class PrepareCore(Struct, frozen=True):
-    """Make a core of that plan, for `make_core` to give: in a take-over each millisecond counts."""
+    """Make a core of the newest plan, for `make_core` to give: in a take-over each millisecond counts."""
 
 
 ReplicaEvent = Heard | Lost | SchedulerFound | StopAsked | Tick
@@ -206,7 +209,7 @@ class SchedulerReplica:
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
         self._prepare_at_ms = NEVER_MS
-        """When the plan that was kept last has been the newest for a while."""
+        """When the plan that was kept last has been the newest for a while, or none came."""
         self._early = EarlyWords()
         """What agents that granted already, and their workers, say before a majority has, or obey another epoch than ours."""
         self._also_heard = _GATHERED
@@ -266,7 +269,10 @@ class SchedulerReplica:
             self._look_ahead()
             return sent
         actions: list[ReplicaAction] = []
-        self._began_ms = min(self._began_ms, now_ms)
+        if self._began_ms == NEVER_MS:
+            self._began_ms = now_ms
+            if self._core is None:
+                self._prepare_at_ms = now_ms + PREPARE_WITHOUT_MS
         if now_ms >= self._election.lapses_at_ms:
             self._elect(self._election.tick(now_ms), actions, now_ms)
         match event:

@@ -461,8 +461,12 @@ class Batches:
         return actions
 
     def _note_run(self, message: Done, flight: Flight) -> None:
-        share_percent = flight.record.spec.share_percent
-        busy_ms = message.exec_ms if share_percent is None else message.exec_ms * share_percent / 100
+        spec = flight.record.spec
+        busy_ms = (
+            message.exec_ms if spec.share_percent is None else message.exec_ms * spec.share_percent / 100
+        )
+        if spec.is_gang:  # a rank on each of its GPUs ran for so long
+            busy_ms *= len(spec.gpus)
         self.tallies[flight.model_id].busy_gpu_ms += busy_ms
         if self._run_time_watch is not None and message.ran and message.status == "ok":
             self._run_time_watch.note(flight.record, flight.model_id, message.ran, message.exec_ms)

@@ -32,7 +32,7 @@ def carried_over(
 ) -> tuple[SchedulerSettings, ControllerSettings] | None:
     """What to begin with under this configuration where another one was served until now; None: nothing of that is of use.
 
-    A slice goes on if its GPU is still in the file and the file says the same of its models, but for their SLOs. A model that is
+    A slice goes on if its GPUs are still in the file and the file says the same of its models, but for their SLOs. A model that is
     not in the file any more is on its slices until the first plan is carried out. `whole_file`: all of its models, those of other shards too.
     """
     before, planned = ran
@@ -42,7 +42,8 @@ def carried_over(
     slices = tuple(
         (node_id, spec)
         for node_id, spec in before.slices
-        if (gpu := gpus.get((node_id, spec.gpu))) is not None and _is_as_ever(spec, gpu, config)
+        if all((node_id, gpu) in gpus for gpu in spec.gpus)
+        and _is_as_ever(spec, gpus[node_id, spec.gpu], config)
     )
     if not slices:
         return None
@@ -70,6 +71,7 @@ def carried_over(
             desired=replace(desired, drained=planned.desired.drained & set(desired.gpus)),
             hints=tuple(_as_wanted(kept, known) for kept in planned.hints if kept.slice_id in slice_ids),
             is_carried_over=True,
+            absent=planned.absent & set(desired.gpus),
             rates={
                 model_id: rate
                 for model_id, rate in planned.rates.items()

@@ -7,12 +7,13 @@ One thing at a time: a plan is asked for (`make_plan.py`, in a process of its ow
 - the last frontend has gone to another shard with a model that the file gives to that one;
 - an operator adds, removes or sets models, or drains a GPU;
 - GPUs went or came (`usable_gpus.py`);
-- a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
 - a plan or its moves were given up;
+- a measured rate has drifted (`measured_rates.py`, `planned_rates.py`; gpulet's thresholds and period);
 - a slice broke its promise and its GPU has room: it alone is replaced by a larger one (iGniter's shadow process).
 
 A move that fails is rolled back, later waves are not begun, and nothing is tried again by itself for a while. Then what was
-given up is planned again, after twice as long each time: whatever it was for may still be so.
+given up is planned again, after twice as long each time: whatever it was for may still be so. That plan follows drifted rates too, so
+they wait for it. Of a slice that could not grow only its GPU is left alone for a while.
 """
 
 from __future__ import annotations
@@ -81,15 +82,24 @@ LATELY_MAX = 16
 UNLOGGED_MAX = 256
 
 
+class _Growth(NamedTuple):
+    """A slice that is to be replaced by a larger one."""
+
+    slice_id: SliceId
+    gpu: GpuRef
+    share_percent: float
+
+
 @dataclass(slots=True)
 class _Task:
-    """A reason to plan, until its moves are over. `change` with its operator, where it is one's."""
+    """A reason to plan, until its moves are over. `change` with its operator, where it is one's; `absent`: GPUs that are away."""
 
     why: str
     desired: Desired
     peer: PeerId | None
     change: PlanChange | None
-    grown: tuple[SliceId, float] | None
+    grown: _Growth | None
+    absent: frozenset[GpuRef]
     before: Desired
     slo_before_ms: float
     rates: Mapping[ModelId, PlannedRate]
@@ -131,7 +141,9 @@ class Controller:
         self._begun_with = begun_with
         self._set_aside: SettledPlan | None = None
         """The one that was settled last, as it was when what is under way began."""
-        self._presence = GpuPresence(settings.desired.gpus)
+        self._presence = GpuPresence(settings.desired.gpus, settings.absent)
+        self._made_without = settings.absent
+        """GPUs that were away when the plan that runs was asked for."""
         self._is_rate_blind = settings.is_rate_blind
         self._is_carried_over = settings.is_carried_over
         self._desired = settings.desired
@@ -147,7 +159,7 @@ class Controller:
         self._rests_until_ms = 0.0
         self._again_after_ms = REST_AFTER_FAILURE_MS
         """Twice as long after each plan in a row that came to nothing."""
-        self._again_at_ms: float | None = None
+        self._again_at_ms: float | None = 0.0 if settings.is_given_up else None
         self._grown_until_ms: dict[GpuRef, float] = {}
         self._look_at_ms = 0.0
         self._loads_at_ms = 0.0
@@ -236,16 +248,18 @@ class Controller:
             self._made.unplaced,
             self._is_carried_over,
             self._rates.planned,
+            self._made_without,
+            is_given_up=self._again_at_ms is not None,
         )
 
     def settings_played(self) -> ControllerSettings:
         """The same for a simulator, which is told of no node: what is not there counts as drained."""
         return replace(self.settings(), desired=replace(self._desired, drained=self._out))
 
-    def report(self, now_ms: float) -> PlanReport:
+    def report(self) -> PlanReport:
         """For people."""
         gpus = len(set(self._desired.gpus) - self._out)
-        advice = self._loads.advice(now_ms)
+        advice = self._loads.advice()
         rates = self._loads.rates_rps()
         state = "steady" if self.is_steady else "planning" if self._is_planning else "moving"
         models = tuple(
@@ -306,13 +320,14 @@ class Controller:
             self._are_gpus_changed = False
             gone = ", ".join(sorted(ref.name for ref in self._presence.absent))
             self._ask(f"GPUs went or came (away: {gone or 'none'})", self._desired)
+        elif self._again_at_ms is not None:
+            if self._again_at_ms <= now_ms:
+                self._ask("what was given up", self._desired)
         elif self._replan_at_ms is not None and self._replan_at_ms <= now_ms and not self._is_rate_blind:
             drifted = self._rates.drifted(self._desired)
             if drifted:
                 self._replan_at_ms = now_ms + REPLAN_EVERY_MS
                 self._ask(f"the rate of {', '.join(drifted)} has drifted", self._desired)
-        if self._task is None and self._again_at_ms is not None and self._again_at_ms <= now_ms:
-            self._ask("what was given up", self._desired)
         if self._task is None:
             self._grow_broken(now_ms)
 
@@ -387,7 +402,7 @@ class Controller:
                 continue
             grown = share + min(GROWTH_PERCENT, free)
             why = f"{late}: {grown:g} % instead of {share:g} %"
-            self._ask(why, self._desired, grown=(slice_id, grown))
+            self._ask(why, self._desired, grown=_Growth(slice_id, gpu, grown))
 
     # ------------------------------------------------------------ one plan
 
@@ -397,7 +412,7 @@ class Controller:
         desired: Desired,
         peer: PeerId | None = None,
         change: PlanChange | None = None,
-        grown: tuple[SliceId, float] | None = None,
+        grown: _Growth | None = None,
     ) -> None:
         self.settled_plan()  # is set aside before anything of it is changed
         target = self._rates.target(desired, self._desired)
@@ -407,6 +422,7 @@ class Controller:
             peer,
             change,
             grown,
+            self._presence.absent,
             self._desired,
             self._fleet.slo_ms(change.model_id) if isinstance(change, ModelSet) else 0.0,
             target,
@@ -428,13 +444,13 @@ class Controller:
             )
             for slice_id, record in self._fleet.slices.items()
         )
-        out = sorted(task.desired.drained | self._presence.absent, key=lambda ref: (ref.node_id, ref.gpu))
+        out = sorted(task.desired.drained | task.absent, key=lambda ref: (ref.node_id, ref.gpu))
         rates = {str(model_id): rate.placed_rps for model_id, rate in target.items()}
         asked = PlanAsked(
             self._asked_number, task.desired.document, task.desired.base_dir, current, rates, tuple(out)
         )
         if task.grown is not None:
-            asked = replace(asked, grown=task.grown[0], share_percent=task.grown[1])
+            asked = replace(asked, grown=task.grown.slice_id, share_percent=task.grown.share_percent)
         self._actuator.send(PLANNER, asked)
 
     def _accept(self, task: _Task, made: PlanMade, now_ms: float) -> None:
@@ -475,14 +491,17 @@ class Controller:
         self._actuator.send(task.peer, answer)
 
     def _objection(self, task: _Task, made: PlanMade) -> str:
-        """Where a drift of rates (gpulet) or its own new SLO leaves a model that is served without a place, the old plan stays."""
+        """Where a drift of rates (gpulet) or its own new SLO leaves a model that is served without a place, the old plan stays.
+
+        Not where GPUs have gone since that was made: then something may have to go.
+        """
         change = task.change
         if isinstance(change, ModelSet):
             if change.slo_ms is None or change.is_forced or change.model_id not in self._lost(made):
                 return ""
             why = next((f": {one.reason}" for one in made.unplaced if one.model_id == change.model_id), "")
             return f"{change.model_id} is served, and would have no place{why}; --force sets it all the same"
-        if change is not None or self._are_gpus_changed or self._presence.absent or self._is_carried_over:
+        if change is not None or task.absent - self._made_without or self._is_carried_over:
             return ""
         lost = self._lost(made)
         return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
@@ -550,6 +569,7 @@ class Controller:
         self._task = None
         self._is_carried_over = False
         if task.grown is None:
+            self._made_without = task.absent
             self._again_after_ms, self._again_at_ms = REST_AFTER_FAILURE_MS, None
         self.settled += 1
         done = _answered(task, self._made, [move.move for move in moves])
@@ -572,11 +592,13 @@ class Controller:
             self._actuator.send(task.peer, Changed(task.change.request_no, status, code, reason))
 
     def _rest(self, task: _Task, now_ms: float) -> None:
+        if task.grown is not None:
+            self._grown_until_ms[task.grown.gpu] = now_ms + REST_AFTER_FAILURE_MS
+            return
         if not self._are_gpus_changed:  # else it was a plan for other GPUs than there are now
             self._rests_until_ms = now_ms + REST_AFTER_FAILURE_MS
-        if task.grown is None:
-            self._again_at_ms = now_ms + self._again_after_ms
-            self._again_after_ms = min(AGAIN_MS_MAX, 2 * self._again_after_ms)
+        self._again_at_ms = now_ms + self._again_after_ms
+        self._again_after_ms = min(AGAIN_MS_MAX, 2 * self._again_after_ms)
 
     def _undo(self, task: _Task, now_ms: float) -> None:
         """What an operator wanted is wanted no more, nor planned for. Of what was added stays what is hosted all the same."""

@@ -196,6 +196,7 @@ class ControllerSettings(Struct, frozen=True):
 
     `is_rate_blind`: the placement policy gives the same plan at every rate. `is_carried_over`: the slices were planned for another
     file, so the first thing to do is to plan. `rates`: what they were planned for, where that is not what is declared.
+    `absent`: GPUs that they were planned without, as these were away. `is_given_up`: the next plan came to nothing, and is due again.
     """
 
     desired: Desired
@@ -204,6 +205,8 @@ class ControllerSettings(Struct, frozen=True):
     unplaced: tuple[UnplacedInfo, ...] = ()
     is_carried_over: bool = False
     rates: Mapping[ModelId, PlannedRate] = field(default_factory=dict)
+    absent: frozenset[GpuRef] = frozenset()
+    is_given_up: bool = False
 
 
 def controller_settings(

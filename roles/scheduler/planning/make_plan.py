@@ -137,25 +137,26 @@ def _made(asked: PlanAsked) -> PlanMade:
         for one in asked.current
         if all((one.node_id, gpu) in index_of for gpu in (one.gpu, *one.following))
     }
-    unplaced: tuple[Unplaced, ...] = ()
-    if not asked.grown:
-        now = Placement(tuple(planned for planned in current.values() if planned.models))
-        placed = config.place(current=now, gpus=gpus)
-        target, unplaced = list(placed.slices), placed.unplaced
-    else:
-        target = [
-            replace(planned, share_percent=asked.share_percent) if slice_id == asked.grown else planned
-            for slice_id, planned in current.items()
-        ]
-    may_swap = not asked.grown and config.placement.name != "given"
     wanted = _digests(document["models"])
     running = {
         one.slice_id: _with_outdated(current[one.slice_id], one.hints, wanted)
         for one in asked.current
         if one.slice_id in current
     }
+    unplaced: tuple[Unplaced, ...] = ()
+    if not asked.grown:
+        now = Placement(tuple(planned for planned in current.values() if planned.models))
+        placed = config.place(current=now, gpus=gpus)
+        target, unplaced = list(placed.slices), placed.unplaced
+    else:
+        hosted = tuple(model for model in current[asked.grown].models if model.model_id in wanted)
+        grown = replace(current[asked.grown], share_percent=asked.share_percent, models=hosted)
+        target = [grown if slice_id == asked.grown else planned for slice_id, planned in running.items()]
+    may_swap = not asked.grown and config.placement.name != "given"
     memory_of = _memory_of(config, gpus, asked.current, running)
     found = reorganised(running, target, gpus, memory_of, may_swap=may_swap)
+    if asked.grown and any(start.after for move in found.moves for start in move.starts):
+        raise ConfigError("its GPU has no memory for a larger slice while this one serves")
     return _as_message(asked, config, document["models"], found, unplaced)
 
 
@@ -227,18 +228,21 @@ def _as_message(
     found: Reorganisation,
     unplaced: Iterable[Unplaced],
 ) -> PlanMade:
-    """With the specifications of new slices. What hosts a model that is gone is never kept, so all can be specified."""
+    """With the specifications of new slices. Where one grows the others stay as they are, whatever they host."""
     new = [
         planned
         for move in found.moves
         for planned in (*(start.planned for start in move.starts), *(one.planned for one in move.changes))
     ]
     known = {model.model_id for model in config.models}
-    kept = {
-        slice_id: replace(planned, models=tuple(m for m in planned.models if m.model_id in known))
-        for slice_id, planned in found.kept.items()
-    }
-    everything = (*kept.values(), *new)
+    kept = [
+        replace(
+            planned,
+            models=tuple(m for m in planned.models if m.model_id in known and m.batch_max != _OUTDATED),
+        )
+        for planned in found.kept.values()
+    ]
+    everything = (*kept, *new)
     placement = Placement(everything)
     settings = settings_from(config, placement)
     specs = {spec.slice_id: (node_id, spec) for node_id, spec in settings.slices}
@@ -263,11 +267,15 @@ def _as_message(
         changes = tuple(changed_slice(change.slice_id) for change in move.changes)
         return MoveInfo(move.wave, starts, move.ends, changes)
 
+    if asked.grown:
+        said = {one.slice_id: one.hints for one in asked.current}
+    else:
+        said = {slice_id: hints[id_at[place]] for place, slice_id in enumerate(found.kept)}
     return PlanMade(
         asked.number,
         models=settings.models,
         priorities=tuple(float(settings.priorities[model.model_id]) for model in settings.models),
-        kept=tuple(KeptSlice(slice_id, hints[id_at[place]]) for place, slice_id in enumerate(kept)),
+        kept=tuple(KeptSlice(slice_id, said[slice_id]) for slice_id in found.kept),
         moves=tuple(map(as_told, found.moves)),
         unplaced=tuple(UnplacedInfo(one.model_id, one.rate_rps, one.reason) for one in unplaced),
         rates_rps={model.name: model.rate_rps for model in config.models if model.rate_rps is not None},

@@ -60,7 +60,7 @@ class PlannedRates:
             if is_same and former is not None and not has_drifted(rate_rps, former.followed_rps):
                 target[model_id] = former
             elif declared_rps is not None and not has_drifted(rate_rps, declared_rps):
-                target[model_id] = PlannedRate(declared_rps, declared_rps)
+                target[model_id] = PlannedRate(max(SILENT_RPS, declared_rps), declared_rps)
             else:
                 target[model_id] = PlannedRate(with_headroom(rate_rps), rate_rps)
         return target

@@ -191,7 +191,9 @@ class RunningMove:
             actuator.widen(record, change, self._order_of, now_ms)
 
     def _problem(self, fleet: Fleet, now_ms: float) -> str:
-        for slice_id in (*self._begun, *(change.slice_id for change in self.move.changes)):
+        # A slice that only loses models may be in any state: that may be why they go elsewhere.
+        loading = (slice_id for slice_id, changed in self._changed.items() if changed.added)
+        for slice_id in (*self._begun, *loading):
             record = fleet.slices.get(slice_id)
             if record is None:
                 return f"slice {slice_id} is gone"

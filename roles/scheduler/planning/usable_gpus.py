@@ -19,9 +19,10 @@ class GpuPresence:
 
     A GPU is there while a slice on it is ready, or its node is there and nothing on it has died. With its node there, dead slices have
     `WAIT_MS` and as long as their start may take to come back; then the GPU rests. A node that comes back begins anew.
+    `absent`: those that the plan was made without. Once they are there that is news.
     """
 
-    def __init__(self, gpus: Iterable[GpuRef]) -> None:
+    def __init__(self, gpus: Iterable[GpuRef], absent: frozenset[GpuRef] = frozenset()) -> None:
         self._gpus = tuple(gpus)
         self._absent_since_ms: dict[GpuRef, float] = {}
         self._rests_until_ms: dict[GpuRef, float] = {}
@@ -31,7 +32,7 @@ class GpuPresence:
         """When the present agent of a node was first seen."""
         self._was_there: set[GpuRef] = set()
         self._was_ready: set[SliceId] = set()
-        self._absent: frozenset[GpuRef] = frozenset()
+        self._absent = absent
 
     @property
     def absent(self) -> frozenset[GpuRef]:

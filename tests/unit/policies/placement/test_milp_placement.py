@@ -81,6 +81,8 @@ def test_the_build_filter_leaves_out_batches_that_take_too_long_to_fill() -> Non
     assert hosted(place(of, build_filter=True, max_wait_ms=50)) == [(0, "a", 4), (1, "a", 4)]
     rare = place(case({"a": (500, 10, {4: Cell(4, 90)})}), build_filter=True)
     assert "full within 100 ms" in rare.unplaced[0].reason
+    silent = place(case({"a": (500, 1 / 30, {1: Cell(4, 90), 4: Cell(4, 90)})}, 2), build_filter=True)
+    assert hosted(silent) == [(0, "a", 1)]
 
 
 def test_the_decisions_show_each_models_batch_beside_the_others() -> None:

@@ -114,6 +114,8 @@ class Stage:
             self.core = Recorded(self.scheduler, self.journal)
         self.now_ms = 0.0
         self.failing: set[str] = set()
+        self.given_up: dict[SliceId, SliceSpec] = {}
+        """What the agents do not start again as it is."""
         self.is_starting_slow = False
         self.make_plan: Callable[[PlanAsked], PlanMade] = make_plan
         self.running: dict[NodeId, dict[SliceId, SliceSpec]] = {}
@@ -176,16 +178,26 @@ class Stage:
         for slice_id in hosted.keys() - wanted.keys():
             self.ended.add(slice_id)
             del hosted[slice_id]
+        for slice_id, spec in wanted.items():
+            if spec == hosted.get(slice_id) == self.given_up.get(slice_id):
+                self.fail(node_id, spec, "it failed")
         for spec in [spec for slice_id, spec in wanted.items() if hosted.get(slice_id) != spec]:
             hosted[spec.slice_id] = spec
             if not self.is_starting_slow:
                 self.start(node_id, spec)
 
+    def fail(self, node_id: NodeId, spec: SliceSpec, reason: str) -> None:
+        """Each time that it is wanted as it is its agent says so again."""
+        self.given_up[spec.slice_id] = spec
+        self.hear(
+            self.agent(node_id),
+            SliceChanged(node_id, SliceStatus(spec.slice_id, FIRST, "failed", reason)),
+        )
+
     def start(self, node_id: NodeId, spec: SliceSpec) -> None:
         broken = [one.model_id for one in spec.models if one.model_id in self.failing]
         if len(broken) == len(spec.models):
-            status = SliceStatus(spec.slice_id, FIRST, "failed", f"{broken[0]} does not load")
-            self.hear(self.agent(node_id), SliceChanged(node_id, status))
+            self.fail(node_id, spec, f"{broken[0]} does not load")
             return
         replicas = tuple(
             ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms)
@@ -475,6 +487,33 @@ def test_a_host_less_in_the_file_takes_nothing_else_along() -> None:
     assert not stage.ended
 
 
+def test_a_pipeline_that_lost_one_of_its_gpus_with_the_file_does_not_go_on() -> None:
+    pipeline = {
+        "name": "m",
+        "slo_ms": 100,
+        "profile": {"table": {1: 20}, "stages": {2: [11, 11]}},
+        "rate_rps": 5,
+    }
+    slices: list[dict[str, Any]] = [
+        {"gpu": 0, "following": [1], "models": [{"model": "m"}]},
+        {"gpu": 2, "models": [{"model": "a"}]},
+    ]
+    nodes = [{"host": "left", "gpus": 2}, {"host": "right", "gpus": 1}]
+    ran = Stage(pipeline, model("a"), nodes=nodes, placement={"given": {"slices": slices}})
+    ran.run(1_000)
+    slices = [
+        {"gpu": 0, "models": [{"model": "m"}]},
+        {"gpu": 1, "models": [{"model": "a"}]},
+    ]
+    nodes = [{"host": "left", "gpus": 1}, {"host": "right", "gpus": 1}]
+    stage = Stage(pipeline, model("a"), nodes=nodes, placement={"given": {"slices": slices}}, ran=ran)
+    stage.run(2_000)
+    hosted = [(spec.gpus, slice_id) for of in stage.running.values() for slice_id, spec in of.items()]
+    assert sorted(hosted) == [((0,), "left/gpu0/1"), ((0,), "right/gpu0/0")]
+    assert stage.ended == {"left/gpu0/0"}
+    assert [stage.code_of(name) for name in ("m", "a")] == ["", ""]
+
+
 def test_models_that_came_and_went_with_the_file_change_slices_that_serve_on() -> None:
     ran = two_nodes(model("a"), model("b"), placement="symphony")
     ran.run(1_000)
@@ -645,6 +684,30 @@ def test_a_model_that_moves_from_one_slice_to_another_is_served_throughout() -> 
         ("a", SliceId("left/gpu0/0")),
         ("b", SliceId("right/gpu0/0")),
     }
+
+
+def test_a_model_moves_away_from_a_slice_that_has_failed() -> None:
+    stage = one_slice("a", "b", nodes=("left", "right"))
+    slice_id, node_id = SliceId("left/gpu0/0"), NodeId("left")
+    spec = stage.running[node_id][slice_id]
+
+    def without_b(asked: PlanAsked) -> PlanMade:
+        """`b` on another slice of that GPU."""
+        made = make_plan(asked)
+        alone = {one.model_id: (one,) for one in spec.models}
+        hints = {name: (ReplicaHint(name),) for name in alone}
+        change = ChangedSlice(slice_id, alone[ModelId("a")], hints[ModelId("a")])
+        start = replace(spec, slice_id=SliceId(""), models=alone[ModelId("b")])
+        move = MoveInfo(0, (NewSlice(node_id, start, hints[ModelId("b")]),), (), (change,))
+        return replace(made, kept=tuple(one for one in made.kept if one.slice_id != slice_id), moves=(move,))
+
+    stage.run(2)
+    stage.fail(node_id, spec, "its process ends")
+    stage.make_plan = without_b
+    stage.hear(OPERATOR, ModelSet(1, ModelId("a"), slo_ms=150.0))
+    stage.run(1_000)
+    assert stage.answer().status == "ok"
+    assert stage.hosted() == {slice_id: ["a"], "left/gpu0/1": ["b"], "right/gpu0/0": ["a", "b"]}
 
 
 def test_a_slice_that_dies_while_a_model_loads_comes_back_with_it() -> None:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
 from fabric.ids import FrontendId, Incarnation, NodeId, PeerId
 from fabric.messages import (
+    Arrivals,
     Directory,
+    Done,
     FrontendHello,
     GpuInfo,
     GpuReport,
     GpuSample,
     GpuSharing,
     NodeHello,
+    RunBatch,
+    SliceSpec,
     SliceStatus,
     StatusAsked,
     StatusListed,
     Telemetry,
 )
+from policies.batching.registry import make_discipline
 from roles.runtime.core import Lost
 from roles.scheduler.core import SchedulerCore
 from tests.unit.roles.scheduler.test_core import (
     AGENT,
     FIRST,
     FRONTEND,
+    MODEL,
     NODE,
     hear,
     new_core,
     of_type,
     ready,
+    run_until,
+    serving,
+    settings,
     slice_id,
 )
 
@@ -72,3 +86,34 @@ def test_slices_whose_workers_outlive_their_agent_are_not_lost_with_it() -> None
     assert of_type(sends, Directory) == [], "nothing is news"
     (directory, *_) = of_type(core.handle(Lost(WORKER, "silent"), 3.0), Directory)
     assert directory.slices == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected_ms"),
+    [
+        ({}, 12.0),
+        ({"share_percent": 25.0}, 3.0),
+        ({"following": (1, 2)}, 12.0),  # its stages run one after the other
+        ({"following": (1, 2), "is_gang": True}, 36.0),  # its ranks all at once
+    ],
+    ids=["a GPU", "a share", "a pipeline", "a gang"],
+)
+def test_the_gpu_time_of_a_batch_is_that_of_all_gpus_that_it_took(
+    changes: dict[str, Any], expected_ms: float
+) -> None:
+    """Advice on GPUs took those of a gang for idle, all but one."""
+    begun = settings()
+    ((node_id, spec),) = begun.slices
+    stages_ms = (spec.models[0].exec_ms,) * 3 if changes.get("following") and "is_gang" not in changes else ()
+    models = tuple(replace(model, stages_ms=stages_ms) for model in spec.models)
+    changed: SliceSpec = replace(spec, models=models, **changes)
+    core = SchedulerCore(replace(begun, slices=((node_id, changed),)), make_discipline("eager", {}))
+    serving(core, 1)
+    sent = [
+        *hear(core, FRONTEND, Arrivals(MODEL, 0, 1, 100.0), 3.0),
+        *(one for _, one in run_until(core, 50.0)),
+    ]
+    (batch,) = of_type(sent, RunBatch)
+    done = Done(batch.batch_id, batch.slice_id, MODEL, "ok", 1, (), 0.0, 0.0, 12.0)
+    hear(core, WORKER, done, 60.0)
+    assert core._batches.tallies[MODEL].busy_gpu_ms == pytest.approx(expected_ms)

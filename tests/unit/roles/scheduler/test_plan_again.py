@@ -164,6 +164,22 @@ def test_a_slice_that_had_failed_is_tried_with_what_it_hosts_now() -> None:
     assert stage.hosted() == {"left/gpu0/0": ["a", "b"]}
 
 
+def test_whoever_goes_on_from_a_plan_that_was_given_up_makes_it_again() -> None:
+    former = two_nodes(model("a"), model("b"), placement="symphony")
+    former.run(2_000)
+    former.make_plan = late
+    former.hear(OPERATOR, ModelsRemove(1, (ModelId("b"),)))
+    assert former.answer().status == "failed"
+    nodes = [{"host": "left"}, {"host": "right"}]
+    heir = Stage(model("a"), model("b"), nodes=nodes, placement="symphony", ran=former, takes_over=True)
+    heir.run(10_000)
+    assert set(map(tuple, heir.hosted().values())) == {("a",)}
+    assert len(heir.asked) == 1
+    next_heir = Stage(model("a"), model("b"), nodes=nodes, placement="symphony", ran=heir, takes_over=True)
+    next_heir.run(10_000)
+    assert next_heir.asked == [], "once"
+
+
 def given_ones(*hosted: tuple[int, str]) -> dict[str, Any]:
     return {"given": {"slices": [{"gpu": gpu, "models": [{"model": name}]} for gpu, name in hosted]}}
 

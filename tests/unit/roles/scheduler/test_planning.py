@@ -72,11 +72,9 @@ def test_a_slice_takes_the_memory_of_the_batches_that_its_plan_allows() -> None:
     assert (len(placed.slices), placed.unplaced) == (2, ())
 
 
-@pytest.mark.parametrize(("batch_max", "after"), [(4, ()), (None, ("left/gpu0/0",))])
-def test_a_slice_of_bounded_batches_is_replaced_while_it_serves(
-    batch_max: int | None, after: tuple[str, ...]
-) -> None:
-    """Of 16 GB a batch of 4 needs 0.7, one of 128 10.5."""
+@pytest.mark.parametrize(("batch_max", "reason"), [(4, ""), (None, "no memory for a larger slice")])
+def test_a_slice_grows_only_where_it_is_replaced_while_it_serves(batch_max: int | None, reason: str) -> None:
+    """Of 16 GB a batch of 4 needs 0.7, one of 128 10.5: to be larger it would have to end first, and nothing would serve its model."""
     slice_id = SliceId("left/gpu0/0")
     model = {"name": "m", "slo_ms": 250, "profile": {"ref": "thesis-v100/vgg19"}}
     hosted = {"model": "m", "batch_max": batch_max}
@@ -88,5 +86,33 @@ def test_a_slice_of_bounded_batches_is_replaced_while_it_serves(
     hint = ReplicaHint(ModelId("m"), batch_max=batch_max)
     current = CurrentSlice(slice_id, NodeId("left"), 0, 25.0, (hint,), 2**29)
     asked = PlanAsked(1, json.dumps(document), "", (current,), {}, grown=slice_id, share_percent=35.0)
-    (move,) = make_plan(asked).moves
-    assert [start.after for start in move.starts] == [after]
+    made = make_plan(asked)
+    assert reason in made.reason
+    assert [(start.after, move.ends) for move in made.moves for start in move.starts] == (
+        [] if reason else [((), (slice_id,))]
+    )
+
+
+@pytest.mark.parametrize("digest", [0, 1])
+def test_the_growth_of_a_slice_leaves_all_others_as_they_are_whatever_they_host(digest: int) -> None:
+    """`b` was removed, and the plan without it is still to come: only from its hints is it known where it is."""
+    names = [SliceId(f"left/gpu0/{number}") for number in range(3)]
+    hints = {name: ReplicaHint(ModelId(name), 4, 3.0, digest=digest) for name in "ab"}
+    hosted = ((hints["a"],), (hints["a"], hints["b"]), (hints["b"],))
+    current = tuple(
+        CurrentSlice(slice_id, NodeId("left"), 0, 25.0, of, 2**20)
+        for slice_id, of in zip(names, hosted, strict=True)
+    )
+    model = {"name": "a", "slo_ms": 250, "profile": {"alpha_ms": 1.0, "beta_ms": 5.0}}
+    document = {"models": [model], "cluster": {"nodes": [{"host": "left"}]}, "placement": "gpulet"}
+    for grown, others in ((names[0], names[1:]), (names[1], names[::2])):
+        asked = PlanAsked(1, json.dumps(document), "", current, {}, grown=grown, share_percent=35.0)
+        made = make_plan(asked)
+        assert made.reason == ""
+        assert {one.slice_id: one.hints for one in made.kept} == {
+            one.slice_id: one.hints for one in current if one.slice_id in others
+        }
+        ((start,),) = [move.starts for move in made.moves]
+        assert [one.model_id for one in start.spec.models] == ["a"]
+        assert start.spec.share_percent == 35.0
+        assert [(move.ends, move.changes) for move in made.moves] == [((grown,), ())]

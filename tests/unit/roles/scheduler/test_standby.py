@@ -54,6 +54,7 @@ from roles.scheduler.availability.replica import (
     NOT_ACTIVE,
     OTHERS_WITHIN_MS,
     PREPARE_AFTER_MS,
+    PREPARE_WITHOUT_MS,
     SETTLED_MS,
     TELL_AGAIN_MS,
     CopyPlan,
@@ -549,6 +550,7 @@ def test_a_standby_waits_a_second_for_agents_beyond_a_majority_before_it_is_elec
 
     able = [(other, SchedulerHello("scheduler-1", BORN, is_electable=True))]
     assert [comes("a"), comes("b")] == [[], []]
+    assert stage.tick() == [PrepareCore()], "it was sent no plan"
     assert told(stage.tick(), SchedulerHello) == able
     assert stage.now_ms == OTHERS_WITHIN_MS
     stage = Stage(others="bc")
@@ -627,6 +629,22 @@ def test_a_core_is_made_of_a_plan_that_nothing_newer_follows() -> None:
     stage.now_ms += PREPARE_AFTER_MS / 2
     assert PrepareCore() not in stage.replica.handle(Tick(), stage.now_ms)
     assert PrepareCore() in stage.tick()
+
+
+def test_one_that_is_sent_no_plan_makes_a_core_of_its_own_before_it_can_be_elected() -> None:
+    stage = Stage()
+    stage.hear(AGENT, LeaseReport(NODE, 0, "", BORN, is_free=True))
+    assert stage.tick() == [PrepareCore()]
+    assert stage.now_ms == PREPARE_WITHOUT_MS
+    assert told(stage.tick(), LeaseAsked), "and asks for an epoch then"
+
+
+def test_one_that_was_sent_a_plan_makes_none() -> None:
+    stage = Stage()
+    stage.hear(SOURCE, PlanCopy(16, 1, "digest", "{}"))
+    assert stage.tick() == [PrepareCore()]
+    stage.now_ms += 2 * PREPARE_WITHOUT_MS
+    assert stage.replica.handle(Tick(), stage.now_ms) == []
 
 
 def test_schedulers_greet_each_other_until_they_are_heard() -> None:

@@ -73,7 +73,7 @@ def test_requests_that_wait_for_a_slice_are_told_among_those_that_wait() -> None
     stage = staged()
     starts_again(stage, 2)
     stage.hear(FRONTEND, Arrivals(A, 0, 9, LONG))
-    (queue,) = [one for one in stage.scheduler.measured(stage.now_ms) if one.metric is catalog.QUEUE]
+    (queue,) = [one for one in stage.scheduler.measured() if one.metric is catalog.QUEUE]
     assert queue.value == 9.0
 
 
