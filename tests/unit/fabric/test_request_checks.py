@@ -266,7 +266,7 @@ def test_nothing_is_imported_for_a_first_request() -> None:
 
 def test_a_masked_array_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"input 'x' is a masked array; give its values"):
-        checked_inputs({"x": np.ma.array([1, 2], mask=[0, 1])}, OPTIONS)
+        checked_inputs({"x": np.ma.array([1, 2], mask=[False, True])}, OPTIONS)
 
 
 @pytest.mark.parametrize("model", [None, 3, b"echo", "m" * 600])
