@@ -128,7 +128,7 @@ def _view(
 
     Only the scheduler reads of models and policies, for frontends and agents hear of them from it; workers are started in their
     agent's folder. So a model, a rate or a host more is no reason for these to start again. Applications are the frontends', with their glue.
-    Its ports are said, as they follow from how many roles come before it.
+    The address of its page of metrics is said, as it follows from how many roles come before it.
     """
     cluster = document["cluster"]
     if role.rank is Rank.SCHEDULER:
@@ -146,7 +146,7 @@ def _view(
     if role.rank is Rank.FRONTEND and document.get("applications"):
         rest |= {key: document[key] for key in _OF_APPLICATIONS if key in document}
     files = {Rank.AGENT: hashes, Rank.FRONTEND: glue}
-    return [{**rest, "cluster": own}, files.get(role.rank, {}), role.port, role.page]
+    return [{**rest, "cluster": own}, files.get(role.rank, {}), role.page]
 
 
 def _hash_of(value: Any) -> str:

@@ -226,8 +226,12 @@ class DeployedCluster:
         noted = self.drained.get(host, ())
         try:
             in_use = self._in_use(host)
-        except FabricError:  # nobody serves, or the drain is not heard of either
-            in_use = [host]
+        except FabricError:  # an operator may have drained it: nothing is noted as ours that may not be
+            asked = self.ask_active(["status", "--json"])
+            if asked["code"] not in _NOBODY_SERVES:
+                raise
+            say(host, f"not drained: {asked['said']}")
+            return
         self._note_drained(host, {*noted, *in_use})
         asked = self.ask_to_drain(host)
         if asked["code"] in _NOTHING_DONE:

@@ -30,7 +30,7 @@ class Rank(IntEnum):
 class RoleOnHost:
     """One role. `principal`: whose key it has. `arguments`: of the `tenuto` command, in the folder of its configuration.
 
-    `port`: others reach it there. `page`: the address of its page of metrics. Both may depend on which other roles there are.
+    `port`: others reach it there. `page`: the address of its page of metrics, which depends on the roles before it.
     """
 
     role_id: str
@@ -39,12 +39,6 @@ class RoleOnHost:
     arguments: tuple[str, ...]
     port: int | None = None
     page: str | None = None
-
-    @property
-    def all_ports(self) -> list[int]:
-        """Those that the file gives it."""
-        page = 0 if self.page is None else int(self.page.rpartition(":")[2])
-        return [port for port in (self.port, page) if port]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ class Inventory:
 
 def inventory_of(config: ClusterConfig) -> Inventory:
     """What each host is to be. Raises ConfigError for a file that names no hosts, or needs keys and has none."""
-    if config.hosts == ("local",) and config.nodes[0].host == "local":
+    if [node.host for node in config.nodes] == ["local"]:
         raise ConfigError("cluster.gpus is this host alone: list cluster.nodes, each with its host")
     require_keys(config)
     places = config.places

@@ -73,9 +73,9 @@ class Rollout:
 
     @property
     def stay_drained(self) -> list[str]:
-        """Hosts that were drained beside one that could not be, and so are not ended."""
-        drained = [step.host for step in self.done if step.phase is Phase.DRAIN]
-        return drained if self._is_kept_from_draining else []
+        """Hosts that were drained to be ended, and whose agent was not, whatever failed."""
+        ended = {step.host for step in self.done if step.phase is Phase.END_AGENTS}
+        return [step.host for step in self.done if step.phase is Phase.DRAIN and step.host not in ended]
 
     @property
     def without_scheduler(self) -> set[str]:

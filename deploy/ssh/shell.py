@@ -169,10 +169,11 @@ class Deployment:
                 self.cluster.stop.set()
                 raise
         for host in rollout.stay_drained:
-            say(
-                host,
-                "stays drained; the next `tenuto deploy up` ends it, or uses it again where the file has it",
-            )
+            if self.cluster.drained.get(host):  # where nobody served, nothing was drained
+                say(
+                    host,
+                    "stays drained; the next `tenuto deploy up` ends it, or uses it again where the file has it",
+                )
         for step in rollout.left_out:
             missing = ", ".join(sorted(step.needs & rollout.failed.keys()))
             say(step.host, f"left out, as {missing} failed: {step.what}: {step.detail}")

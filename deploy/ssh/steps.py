@@ -190,7 +190,6 @@ def start_step(
         "role_id": role.role_id,
         "script": script.text,
         "stamp": script.stamp,
-        "ports": role.all_ports,
         "state": state,
         "is_again": is_again,
     }

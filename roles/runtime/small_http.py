@@ -7,6 +7,8 @@ are served at once, and one more closes the oldest. So a client that says nothin
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
 import threading
@@ -21,6 +23,7 @@ CONNECTIONS_MAX: Final = 16
 HEAD_BYTES_MAX: Final = 8 << 10
 REQUEST_S: Final = 2.0
 ANSWER_S: Final = 1.0
+TRY_AGAIN_S: Final = 1.0
 PLAIN: Final = "text/plain; charset=utf-8"
 
 log = logging.getLogger("tenuto")
@@ -52,35 +55,50 @@ Answer = Callable[[Asked], Awaitable[Answered]]
 class SmallHttpServer:
     """`answer` is called on the server's thread; it takes at most `ANSWER_S`, or nothing is said.
 
-    Raises ConfigError for an address that cannot be bound; `purpose` is the rest of that sentence.
+    `on_taken` is called where another process is at that port: this one serves as soon as that has left it, which it tries once a
+    `TRY_AGAIN_S`. Raises ConfigError for an address that cannot be bound, without `on_taken` for that reason too; `purpose` is the
+    rest of that sentence.
     """
 
     def __init__(
-        self, address: str, answer: Answer, name: str, purpose: str, connections_max: int = CONNECTIONS_MAX
+        self,
+        address: str,
+        answer: Answer,
+        name: str,
+        purpose: str,
+        connections_max: int = CONNECTIONS_MAX,
+        on_taken: Callable[[], None] | None = None,
     ) -> None:
+        self._asked_for = address
         self._answer = answer
         self._connections_max = connections_max
         self._open: dict[asyncio.Task[None], None] = {}
         self.loop = asyncio.new_event_loop()
-        host, _, port = address.rpartition(":")
+        self._server: asyncio.Server | None = None
+        self._waiting: asyncio.Task[None] | None = None
         try:
-            self._server = self.loop.run_until_complete(
-                asyncio.start_server(self._accepted, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
-            )
+            self._server = self.loop.run_until_complete(self._bound())
         except (OSError, UnicodeError) as error:  # the latter of what cannot be a host's name
-            self.loop.close()
             # asyncio puts a sentence of its own, with the address, around the reason; below 0: no such host.
             code = getattr(error, "errno", None) or 0
-            reason = (
-                os.strerror(code) if code > 0 else getattr(error, "strerror", "no host can have that name")
-            )
-            raise ConfigError(f"{purpose} at {address}: {reason}") from error
+            if code != errno.EADDRINUSE or on_taken is None:
+                self.loop.close()
+                reason = (
+                    os.strerror(code)
+                    if code > 0
+                    else getattr(error, "strerror", "no host can have that name")
+                )
+                raise ConfigError(f"{purpose} at {address}: {reason}") from error
+            on_taken()
+            self._waiting = self.loop.create_task(self._until_bound())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def address(self) -> str:
-        """Where it listens, with the real port."""
+        """Where it listens, with the real port, or is to listen."""
+        if self._server is None:
+            return self._asked_for
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
 
@@ -104,9 +122,20 @@ class SmallHttpServer:
             self.loop.run_until_complete(self._end())
             self.loop.close()
 
+    async def _bound(self) -> asyncio.Server:
+        host, _, port = self._asked_for.rpartition(":")
+        return await asyncio.start_server(self._accepted, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
+
+    async def _until_bound(self) -> None:
+        while self._server is None:
+            await asyncio.sleep(TRY_AGAIN_S)
+            with contextlib.suppress(OSError):  # whatever it is by now: the role serves without
+                self._server = await self._bound()
+
     async def _end(self) -> None:
-        self._server.close()
-        tasks = [*self._open]
+        if self._server is not None:
+            self._server.close()
+        tasks = [*self._open, *([] if self._waiting is None else [self._waiting])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -195,9 +196,9 @@ def test_what_is_shown_as_a_counter_never_falls_whatever_ends_and_comes_back(tmp
 
 
 @contextmanager
-def serving(*, is_answering: bool = True) -> Iterator[MetricsServer]:
+def serving(address: str = "127.0.0.1:0", *, is_answering: bool = True) -> Iterator[MetricsServer]:
     """A server with a stand-in for a role's loop."""
-    opened = MetricsServer("127.0.0.1:0", "frontend-0")
+    opened = MetricsServer(address, "frontend-0")
     stop = threading.Event()
 
     def loop() -> None:
@@ -304,14 +305,61 @@ def test_the_loop_is_asked_at_most_five_times_a_second() -> None:
         assert asked <= 1 + (CLOCK.now_ms() - began_ms) / server.FRESH_MS
 
 
-def test_an_address_in_use_is_a_configuration_error() -> None:
-    with serving() as opened:
-        with pytest.raises(ConfigError) as refused:
-            MetricsServer(opened.address, "frontend-1")
-        where = f"listen.metrics: frontend-1's page cannot be served at {opened.address}"
-        assert str(refused.value).startswith(
-            f"{where}: Address already in use; the file names the first role's port, and each next role takes the port above"
-        )
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """To bind an address, each time; with hardly any time in between."""
+    tried: list[str] = []
+    bound = small_http.SmallHttpServer._bound
+
+    async def counted(self: small_http.SmallHttpServer) -> asyncio.Server:
+        tried.append("")
+        return await bound(self)
+
+    monkeypatch.setattr(small_http, "TRY_AGAIN_S", 0.005)
+    monkeypatch.setattr(small_http.SmallHttpServer, "_bound", counted)
+    return tried
+
+
+def answers(address: str) -> bool:
+    try:
+        return get(address)[0] == 200
+    except OSError:
+        return False
+
+
+def test_a_page_whose_port_is_taken_is_there_once_it_is_free(
+    tries: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        opening = serving(address)
+        opened = opening.__enter__()
+        until(lambda: len(tries) > 3)
+        assert opened.address == address
+    try:
+        until(lambda: answers(address))
+        assert opened.address == address
+    finally:
+        opening.__exit__(None, None, None)
+    told = [record.getMessage() for record in caplog.records if "metrics_port" in record.getMessage()]
+    assert told == [f"metrics_port_taken role=frontend-0 address={address}"]
+
+
+def test_a_page_that_waits_for_its_port_ends_with_its_role(tries: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with serving(address) as opened:
+            until(lambda: len(tries) > 1)
+        assert not opened._server._thread.is_alive()
+        assert opened._server.loop.is_closed()
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+        pass  # nobody is there
+
+
+def test_an_address_that_can_never_be_bound_is_a_configuration_error() -> None:
+    where = "listen.metrics: frontend-1's page cannot be served at 192.0.2.1:8002"
+    with pytest.raises(ConfigError, match=f"^{where}: Cannot assign requested address$"):
+        MetricsServer("192.0.2.1:8002", "frontend-1")
 
 
 def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +367,7 @@ def test_a_long_page_comes_whole_over_a_slow_link(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(small_http, "REQUEST_S", 20.0)  # whatever else runs on this host
     models = [Measured(catalog.QUEUE, (f"model-{at}",), 1.0) for at in range(2_000)]
     opened = MetricsServer("127.0.0.1:0", "scheduler-0")
+    assert opened._server._server is not None
     listening = opened._server._server.sockets[0]  # a slow link in small: what the kernel keeps for each end
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
     host, _, port = opened.address.rpartition(":")

@@ -27,7 +27,7 @@ from deploy.ssh.on_host.folders import (
     refuse_others_base,
 )
 from deploy.ssh.on_host.logs import LogReader
-from deploy.ssh.on_host.looking import COMPLETE, extras_in, facts, port_holder
+from deploy.ssh.on_host.looking import COMPLETE, extras_in, facts
 from deploy.ssh.on_host.managers import Supervisor, manager_of
 from deploy.ssh.on_host.system import Refused, run, say, tell, until, write_whole
 
@@ -144,7 +144,6 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     log = place.log(role_id)
     said_before = log.stat().st_size if log.exists() else 0
     before = place.run_file(role_id).get("pid")
-    make_way(place, request)
     manager.write(role_id)
     manager.start(role_id)
 
@@ -162,16 +161,6 @@ def start(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         raise Refused(f"{role_id} did not start: {last_words(log, said_before)}") from None
     write_state(place, request["state"])
     return {"started": True}
-
-
-def make_way(place: Place, request: Mapping[str, Any]) -> None:
-    """End a role that is at a port which another one has by now: it is at another, or not here, when its own turn comes."""
-    manager = manager_of(place)
-    holders = {port_holder(port)[1] for port in request["ports"]} - {0}
-    for other in sorted(manager.running() - {request["role_id"]}) if holders else ():
-        if living_pid(place.run_file(other)) in holders:
-            say(f"ends {other}, which is at a port of it")
-            manager.stop(other)
 
 
 def write_state(place: Place, state: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ this, and no lock is taken. If the loop does not answer within `ANSWER_S`, the l
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,10 +22,6 @@ from roles.runtime.small_http import ANSWER_S, Answered, Asked, SmallHttpServer
 FRESH_MS: Final = 200.0
 """A snapshot that young is shown again: whoever asks more often costs the loop nothing."""
 PATH: Final = "/metrics"
-_OTHER_PORTS: Final = (
-    "the file names the first role's port, and each next role takes the port above: if another cluster is there, write a"
-    " listen.metrics with other ports (port 0: any free ones), or start this role with --metrics"
-)
 
 log = logging.getLogger("tenuto")
 
@@ -40,7 +35,8 @@ class _Published:
 class MetricsServer:
     """One role's. `asked` is a source for the role's driver; whoever takes from it calls `publish`.
 
-    Raises ConfigError for an address that cannot be bound, or without the library that writes the page.
+    Where another process is at its port, the role serves without its page until that has left. Raises ConfigError for an address that
+    can never be bound, or without the library that writes the page.
     """
 
     def __init__(self, address: str, role_id: str, clock: Clock | None = None) -> None:
@@ -58,17 +54,19 @@ class MetricsServer:
         self._news: asyncio.Event = asyncio.Event()
         try:
             self._server = SmallHttpServer(
-                address, self._answer, "metrics", f"listen.metrics: {role_id}'s page cannot be served"
+                address,
+                self._answer,
+                "metrics",
+                f"listen.metrics: {role_id}'s page cannot be served",
+                on_taken=lambda: log.warning("metrics_port_taken role=%s address=%s", role_id, address),
             )
-        except ConfigError as error:
+        except ConfigError:
             self.asked.close()
-            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
-                raise
-            raise ConfigError(f"{error}; {_OTHER_PORTS}") from error
+            raise
 
     @property
     def address(self) -> str:
-        """Where it listens, with the real port."""
+        """Where it listens, with the real port, or is to listen."""
         return self._server.address
 
     def publish(self, snapshot: Snapshot) -> None:

@@ -497,6 +497,38 @@ def test_what_an_operator_keeps_out_of_use_is_not_noted_as_drained_for_good() ->
     assert (hosts.asked, hosts.noted) == (["drain g1"], {"g1": ["g1/gpu1"]})
 
 
+@pytest.mark.parametrize("status", [None, said(EXIT_FAILURE, "it does not answer"), FELL_SILENT])
+def test_what_an_operator_may_keep_out_of_use_is_not_drained_as_ours(status: dict[str, Any] | None) -> None:
+    """A drain of all of it takes effect, and what is noted is used again by a later file that has the host."""
+    hosts = Hosts({})
+    if status is None:  # one takes over in this moment
+        hosts.unheard = 1
+    else:
+        hosts.status = status
+    stage = Stage()
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    with pytest.raises(FabricError):
+        cluster.drain_for_good("g1", lambda *_: None)
+    assert (hosts.asked, hosts.noted) == ([], {})
+
+
+def test_where_nobody_serves_nothing_is_drained_and_that_is_said() -> None:
+    hosts = Hosts({})
+    hosts.status = dict(said(EXIT_UNREACHABLE, "no cluster runs here"))
+    stage = Stage()
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    said_of: dict[str, str] = {}
+    cluster.drain_for_good("g1", said_of.__setitem__)
+    assert (hosts.asked, hosts.noted) == ([], {})
+    assert said_of == {"g1": "not drained: no cluster runs here"}
+
+
 def test_hosts_that_stay_drained_beside_one_that_could_not_be_are_said() -> None:
     stage = Stage(cluster={**CLUSTER, "frontends": [{"host": "head"}]})
     stage.done(stage.plan())

@@ -14,14 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
-from unittest import mock
 
 import pytest
 
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place
 from deploy.ssh.on_host.looking import COMPLETE, facts
-from deploy.ssh.on_host.requests import alone, environment, make_way, note, remove, start, write_state
+from deploy.ssh.on_host.requests import alone, environment, note, remove, start, write_state
 from deploy.ssh.on_host.system import MARK, Refused
 
 ROLES = ("node-a", "frontend-0")
@@ -130,24 +129,6 @@ def test_what_keeps_roles_alive_is_installed_though_the_environment_is_there(
     environment(supervised, request)
     assert ran == ["venv", "tenuto==4", "supervisor"]
     assert facts(supervised, {"ports": {}})["has_manager"]
-
-
-def test_who_is_at_a_port_that_another_role_has_by_now_ends_first(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pages of metrics are on the ports above each other: with one role less the next ones move down, agents first."""
-    put(place, "frontend-0", "1", serves=True)  # in this process
-    put(place, "node-a", "1", serves=False)
-    manager = mock.Mock()
-    manager.running.return_value = {"frontend-0", "node-a"}
-    monkeypatch.setattr(requests, "manager_of", lambda _: manager)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        make_way(place, {"role_id": "frontend-0", "ports": [port]})
-        make_way(place, {"role_id": "node-a", "ports": [1]})
-        manager.stop.assert_not_called()
-        make_way(place, {"role_id": "node-a", "ports": [1, port]})
-    manager.stop.assert_called_once_with("frontend-0")
 
 
 def test_a_folder_that_a_process_runs_in_is_in_use_whatever_its_script_says_by_now(
