@@ -21,7 +21,7 @@ share processes, up to 64 in one (`wanted.py`).
 - Workers of a former agent of this host (`workers/orphans.py`) are adopted when they say hello with what they host, under the
   pid and incarnation that the former agent wrote down; who does not within a time limit is killed. Until that is
   settled the scheduler is not greeted: it would take the slices for lost and have them started twice. One that would serve on
-  without its share is sent away: its daemon has failed meanwhile, or it is no client where a daemon serves others.
+  without its share is sent away: its daemon has failed meanwhile, or it is no client where a daemon answers, by then or later on.
 - Where a GPU is shared through MPS, its daemon comes first: no worker starts there before it answers, and every
   worker there ends with it (`mps/daemons.py`).
 
@@ -446,8 +446,9 @@ class NodeAgentCore:
 
     def _on_daemons_changed(self, gpus: Iterable[int], now_ms: float) -> None:
         for gpu in gpus:
-            if not self._daemons.is_mps(gpu):
-                self._workers.uproot(gpu, self._daemons.why_not(gpu), now_ms)
+            is_mps = self._daemons.is_mps(gpu)
+            reason = "its GPU is shared through MPS now" if is_mps else self._daemons.why_not(gpu)
+            self._workers.uproot(gpu, reason, now_ms, are_clients=not is_mps)
         self._start_missing(now_ms)
         self._watch.tell()
 

@@ -158,11 +158,11 @@ class Daemons:
         return daemon is not None and daemon.state is DaemonState.UP
 
     def may_stay(self, gpu: int, *, is_mps: bool) -> bool:
-        """Whether a former agent's worker on that GPU alone serves on as it should: as a client of the daemon that it came with, or of none."""
+        """Whether a former agent's worker on that GPU alone serves on as it should: as a client of the daemon that it came with, or of none while none answers."""
         daemon = self._all.get(gpu)
-        if daemon is None or daemon.state is DaemonState.GIVEN_UP:
-            return not is_mps
-        return is_mps and daemon.is_taken_over
+        if is_mps:
+            return daemon is not None and daemon.is_taken_over
+        return daemon is None or daemon.state is not DaemonState.UP
 
     def enforces_shares(self, gpu: int) -> bool:
         """Whether a slice's share is more than a word there."""

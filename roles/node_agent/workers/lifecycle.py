@@ -125,6 +125,11 @@ class Worker:
         """The real GPU it is on; None: an emulated one, or none."""
         return next((spec.gpu for spec in self.slices.values() if spec.device == "cuda"), None)
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it has several GPUs, and so is no client of MPS: a process can be one of one daemon only, and these GPUs are not shared."""
+        return any(spec.following for spec in self.slices.values())
+
     def hosts(self, slice_id: SliceId, model_id: ModelId) -> bool:
         """Whether that model should be on that slice."""
         spec = self.slices.get(slice_id)

@@ -183,9 +183,7 @@ class Workers:
         worker.loading, worker.given_time, worker.tell_at_ms = {}, set(), None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
-        # A process can be the client of one daemon only, and stages share their GPUs with nobody.
-        is_pipeline = any(spec.following for spec in worker.slices.values())
-        worker.is_mps = gpu is not None and not is_pipeline and self._daemons.is_mps(gpu)
+        worker.is_mps = gpu is not None and not worker.is_pipeline and self._daemons.is_mps(gpu)
         self._step(worker, WorkerTransition.START, now_ms)
         slices = tuple(worker.slices.values())
         self._actions.append(Spawn(worker.worker_id, slices, worker.is_mps, self._beside(worker)))
@@ -206,11 +204,12 @@ class Workers:
 
     # ------------------------------------------------------------ ending
 
-    def uproot(self, gpu: int, reason: str, now_ms: float) -> None:
-        """The MPS daemon of a GPU is gone: its clients end now, and start again when it is back."""
+    def uproot(self, gpu: int, reason: str, now_ms: float, *, are_clients: bool) -> None:
+        """The MPS daemon of a GPU is gone: its clients end now, and start again when it is back. Or it answers: who is no client ends, and starts again as one."""
         for worker in self._all:
             if (
-                not worker.is_mps
+                worker.is_mps != are_clients
+                or worker.is_pipeline
                 or worker.gpu != gpu
                 or (worker.state, WorkerTransition.UPROOTED) not in NEXT
             ):

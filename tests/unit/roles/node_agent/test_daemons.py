@@ -520,6 +520,41 @@ def test_an_orphan_that_is_no_client_is_adopted_where_no_other_one_could_be(
     assert agent.core.counters["workers_adopted"] == int(is_adopted)
 
 
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["starting", "waiting"])
+def test_an_orphan_that_is_no_client_serves_until_a_daemon_answers(*, is_waiting: bool) -> None:
+    """A former agent gave the daemon up; whether this one brings it up is not known before it answers."""
+    agent = Agent(orphans=[Orphan("worker-a-7", 77, Incarnation("old"), is_mps=False)])
+    one = spec("x")
+    if is_waiting:
+        agent.feed(ProcessExited("mps-a-0", 1, "it ended"))
+    assert Kill("worker-a-7") not in agent.feed(hello("old", 77, one))
+    agent.ready("worker-a-7", one, "old")
+    assert agent.core.counters["workers_adopted"] == 1
+    assert not spawned(agent.want(one))
+    if is_waiting:
+        agent.until(agent.now_ms + LIMITS.restart.first_ms)
+    assert Kill("worker-a-7", at_once=True) in agent.checked(0)
+    agent.feed(ProcessExited("worker-a-7", -9, ""))
+    again = spawned(agent.until(agent.now_ms))
+    assert [one.is_mps for one in again] == [True]
+
+
+def test_an_orphan_that_is_no_client_serves_on_where_the_daemon_is_given_up_again() -> None:
+    agent = Agent(orphans=[Orphan("worker-a-7", 77, Incarnation("old"), is_mps=False)])
+    agent.feed(hello("old", 77, spec("x")))
+    agent.feed(ProcessExited("mps-a-0", EXIT_GUARD_REFUSED, "somebody else's"))
+    agent.checked(1)
+    assert not [action for action in agent.done if isinstance(action, Kill)]
+    assert agent.core.counters["workers_adopted"] == 1
+
+
+def test_a_pipeline_is_no_client_and_serves_on_when_a_daemon_answers() -> None:
+    agent = Agent(orphans=[Orphan("worker-a-7", 77, Incarnation("old"), is_mps=False)])
+    agent.feed(hello("old", 77, replace(spec("x"), following=(1,))))
+    agent.up()
+    assert not [action for action in agent.done if isinstance(action, Kill)]
+
+
 def test_a_stop_before_all_are_adopted_ends_the_others_too() -> None:
     agent = Agent(orphans=[ORPHAN], daemons=[0])
     assert Kill("worker-a-7") in agent.feed(StopAsked())
