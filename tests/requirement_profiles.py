@@ -83,11 +83,12 @@ def random_case(draw: random.Random, models: int, gpus: int, batches: Sequence[i
     """Requirements of all sizes, rates from easy to hopeless."""
     made = {}
     for place in range(models):
-        exec_ms, cells = 0.0, {}
+        exec_ms, memory, cells = 0.0, 0.0, {}
         for batch in batches:
             exec_ms += draw.uniform(2, 20)
             compute = draw.choice((draw.uniform(5, 100), draw.uniform(5, 45), 50.0, 100.0))
-            cells[batch] = Cell(round(exec_ms, 1), round(compute, 2), round(draw.uniform(0.5, 70), 2))
+            memory = max(memory, draw.uniform(0.5, 70))  # as profiles take it: a larger batch needs no less
+            cells[batch] = Cell(round(exec_ms, 1), round(compute, 2), round(memory, 2))
         made[f"m{place}"] = (draw.uniform(10, 80), round(draw.uniform(50, 2500), 1), cells)
     return case(made, gpus)
 

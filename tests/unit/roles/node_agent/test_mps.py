@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def place(tmp_path: Path) -> MpsPlace:
     made = MpsPlace.of(tmp_path, "a", 0)
     made.make()
     return made
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    """A guard that has ended ignores signals, and here goes on as the test's own process."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 def test_answers_are_pids_and_questions_go_to_the_daemon_of_that_directory(
@@ -195,6 +205,7 @@ def test_a_question_that_even_sigkill_does_not_end_is_left_behind(
         *((number, EXIT_FAILURE) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)),
     ],
 )
+@pytest.mark.usefixtures("kept_signals")
 def test_only_a_program_that_cannot_be_run_at_all_gives_mps_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -211,6 +222,7 @@ def test_only_a_program_that_cannot_be_run_at_all_gives_mps_up(
     assert capsys.readouterr().err == f"{control_module.BINARY} cannot be run: {os.strerror(number)}\n"
 
 
+@pytest.mark.usefixtures("kept_signals")
 def test_a_log_that_cannot_be_written_now_does_not_give_mps_up(
     place: MpsPlace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
