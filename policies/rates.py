@@ -1,7 +1,7 @@
 """Arrival rate over a sliding window, the time passed in.
 
 Symphony's implementation samples every 50 ms and takes the plain mean of the last 100 samples, i.e. of 5 s.
-Every arrival counts, also one that is dropped later.
+Every arrival that comes to the queue counts, also one that is dropped later; of one whose inputs are being prepared when they are ready.
 """
 
 from __future__ import annotations

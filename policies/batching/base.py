@@ -21,8 +21,8 @@ class RequestRun(Struct, gc=False):
     """Requests of one frontend and model that arrived together (design section 4).
 
     The i-th (from 0) of `count` has deadline `deadline_at_ms + span_ms * i / (count - 1)`: the tightest
-    first. Cutting a run keeps the tightest bound for the first piece. None is put in a batch before `ready_at_ms`, and then
-    `arrived_at_ms` is that moment (`preparing.py`).
+    first. Cutting a run keeps the tightest bound for the first piece. `ready_at_ms`: when its inputs are expected to be ready.
+    Where that is later than its arrival it waits apart until then, in no queue, and then has arrived at that moment (`preparing.py`).
     Deadlines are already less the return path. A result up to `slack_ms` later may still be of use. Of requests that cannot
     all be served those of a lower `priority` go first; None: the model's.
     """

@@ -149,9 +149,9 @@ class SimulatedSlice:
             self._begin(job, now_ms)
 
     def preempt(self, batch_id: BatchId, now_ms: float) -> None:
-        """Stop that batch, whether it runs or waits; nothing if it has ended."""
+        """Stop that batch, whether it runs or waits; nothing if it has ended. What ends at this moment has ended."""
         job = self._job
-        if job is not None and job.run.batch_id == batch_id:
+        if job is not None and job.run.batch_id == batch_id and self.free_at_ms > now_ms:
             self._job = self.running = None
             job.parts = job.missing = ()  # all are granted again already
             self._end(job, now_ms)

@@ -133,13 +133,13 @@ class Nexus(Reference):
         self._arrived: dict[str, list[float]] = {name: [] for name in self.models}
         self._turns: dict[str, list[Turn]] = {gpu.name: [] for gpu in self.gpus}
         self._routes: dict[str, list[tuple[Gpu, Turn]]] = {}
-        self._set_up(dict.fromkeys(self.models, 1.0), 0.0)
+        self._set_up(dict.fromkeys(self.models, 1.0))
 
     def arrive(self, request: Request, now_ms: float) -> None:
         if self._next_epoch_at_ms is None:
             self._next_epoch_at_ms = now_ms + min(1000.0, self._epoch_ms)
         self._arrived[request.model].append(now_ms)
-        self._route(request, now_ms)
+        self._route(request)
 
     def moments(self, now_ms: float) -> list[float]:
         found = [] if self._next_epoch_at_ms is None else [self._next_epoch_at_ms]
@@ -156,7 +156,7 @@ class Nexus(Reference):
     def look(self, now_ms: float) -> None:
         if self._next_epoch_at_ms is not None and now_ms >= self._next_epoch_at_ms:
             rates = {name: self._rate(name, now_ms) for name in self.models}
-            self._set_up(rates if any(rates.values()) else dict.fromkeys(self.models, 1.0), now_ms)
+            self._set_up(rates if any(rates.values()) else dict.fromkeys(self.models, 1.0))
             self._next_epoch_at_ms = now_ms + self._epoch_ms if any(rates.values()) else None
         for gpu in self.gpus:
             for turn in self._turns[gpu.name]:
@@ -178,7 +178,7 @@ class Nexus(Reference):
         counted = sum(first <= (at_ms - arrived[0]) // 50.0 < samples for at_ms in arrived)
         return counted / (50.0 * (samples - first))
 
-    def _set_up(self, rates: Mapping[str, float], now_ms: float) -> None:
+    def _set_up(self, rates: Mapping[str, float]) -> None:
         waiting: dict[str, list[Request]] = {name: [] for name in self.models}
         for name, routes in self._routes.items():
             for _, turn in routes:
@@ -200,19 +200,18 @@ class Nexus(Reference):
                 self._add(fewest, Turn(name, max(1, largest_fitting(run_ms, budget_ms / 2)), 1.0))
         for requests in waiting.values():
             for request in requests:
-                self._route(request, now_ms)
+                self._route(request)
 
     def _add(self, gpu: Gpu, turn: Turn) -> None:
         self._turns[gpu.name].append(turn)
         self._routes[turn.model].append((gpu, turn))
 
-    def _route(self, request: Request, now_ms: float) -> None:
-        """To the slice whose share has been used least."""
-        gpu, turn = min(self._routes[request.model], key=lambda route: (route[1].routed + 1) / route[1].rate)
+    def _route(self, request: Request) -> None:
+        """To the slice whose share has been used least; all that come together, before a slice runs any of it."""
+        _, turn = min(self._routes[request.model], key=lambda route: (route[1].routed + 1) / route[1].rate)
         turn.routed += 1
         turn.queue.append(request)
         turn.queue.sort(key=lambda one: (one.deadline_at_ms, one.number))
-        self._run(gpu, now_ms)
 
     def _run(self, gpu: Gpu, now_ms: float) -> None:
         """A free slice runs its models in turn, at most the assigned batch, heads dropped early."""

@@ -97,7 +97,8 @@ class Reference(ABC):
     """Plays a setting: after each event `look` does what is to be done now, until nothing is.
 
     A batch takes only requests that are ready when it starts, and none is kept waiting for one that is not. So to a reference a
-    request comes when it is ready, and waits since then. One that would be ready too late even to run alone is never seen.
+    request comes when it is ready, and waits since then; those of a model that are ready at one moment come together. One that would
+    be ready too late even to run alone is never seen.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -128,9 +129,10 @@ class Reference(ABC):
         while True:
             at_ms = min([moment for moment in self.moments(now_ms) if moment > now_ms], default=math.inf)
             if left and left[-1].arrived_at_ms <= at_ms:
-                request = left.pop()
-                now_ms = request.arrived_at_ms
-                self.arrive(request, now_ms)
+                now_ms = left[-1].arrived_at_ms
+                model = left[-1].model
+                while left and (left[-1].arrived_at_ms, left[-1].model) == (now_ms, model):
+                    self.arrive(left.pop(), now_ms)
             elif at_ms == math.inf:
                 return self.played
             else:
@@ -231,10 +233,11 @@ def differences(theirs: Played, ours: Played, kinds: Mapping[str, int] | None = 
     """What the reference did and ours did not, in order; empty where they agree.
 
     `kinds`: slices of one kind are as good as each other, and which of them it was does not matter. (Slices that ran
-    the same batches in another order are free at one moment.)
+    the same batches in another order are free at one moment.) In which order batches of one moment were sent does not matter either.
     """
     found = []
-    for number, (one, other) in enumerate(zip(theirs.sent, ours.sent, strict=False)):
+    in_order = [sorted(played.sent, key=lambda sent: (sent.at_ms, sent.numbers)) for played in (theirs, ours)]
+    for number, (one, other) in enumerate(zip(*in_order, strict=False)):
         is_same = (one.model, one.numbers) == (other.model, other.numbers)
         is_there = one.gpu == other.gpu if kinds is None else kinds[one.gpu] == kinds[other.gpu]
         if not is_same or not is_there or abs(one.at_ms - other.at_ms) > SAME_MS:
@@ -278,7 +281,7 @@ def random_setting(
 
     Everything lies at random floats and requests are a little apart, so that hardly two things happen at one moment.
     `has_own_delays`: each model one. `is_crossed`: slices that are slower for large batches may be faster for small ones.
-    `is_prepared`: half of the requests are ready only later, up to their deadline.
+    `is_prepared`: half of the requests are ready only later, up to their deadline; half of these together with others of their model.
     """
     rng = random.Random(seed)
     own = random.Random(f"own {seed}")  # the rest is the same with and without
@@ -326,6 +329,9 @@ def random_setting(
         budget_ms = model.slo_ms * (rng.uniform(0.5, 1.5) if is_varied else 1.0)
         is_ready = not is_prepared or prepared.random() < 0.5
         ready_at_ms = 0.0 if is_ready else at_ms + budget_ms * prepared.random()
+        if not is_ready and prepared.random() < 0.5:
+            grid_ms = 0.2 * model.slo_ms
+            ready_at_ms = max(at_ms, grid_ms * (1.0 + ready_at_ms // grid_ms))
         asked.append(Request(number, model.name, at_ms, at_ms + budget_ms, ready_at_ms))
     return Setting(tuple(models), tuple(gpus), tuple(asked))
 

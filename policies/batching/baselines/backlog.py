@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from fabric.ids import ModelId, SliceId
 from policies.batching.base import NEVER_MS, BatchDecision, RequestRun
@@ -27,12 +28,13 @@ class Backlog(Baseline):
         """A line has grown and no slice is free for it."""
 
     def _line_up(
-        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+        self, state: BaselineModel, runs: Sequence[RequestRun], now_ms: float, out: list[BatchDecision]
     ) -> None:
         line = self._line_for(state)
-        self._push(line, run)
+        for run in runs:
+            self._push(line, run)
         if line.expiry.armed_at_ms <= now_ms:
-            # The run comes too late itself. It must not stand before those that do not.
+            # A run comes too late itself. It must not stand before those that do not.
             line.expiry.armed_at_ms = NEVER_MS
             self._expire(line, now_ms, out)
         self._serve(line, now_ms, out)

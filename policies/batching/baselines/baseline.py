@@ -22,26 +22,28 @@ from policies.batching.base import (
 )
 from policies.batching.baselines.state import BaselineModel, BaselineSlice, Line, Timer
 from policies.batching.batch_moments import exec_at_ms, exec_table, just_after
+from policies.batching.preparing import Announced
 from policies.batching.timers import Timed
 
 NOTHING: tuple[BatchDecision, ...] = ()
 
 
-class Baseline(Timed[Timer], ABC):
+class Baseline(Timed[Timer | Announced[BaselineModel]], ABC):
     """Keeps the books; a subclass says where a request lines up and what a free slice does."""
 
     def __init__(self) -> None:
         super().__init__()
         self._models: dict[ModelId, BaselineModel] = {}
         self._slices: dict[SliceId, BaselineSlice] = {}
+        self._announced: Announced[BaselineModel] = Announced()
 
     # ------------------------------------------------------------ what a baseline decides
 
     @abstractmethod
     def _line_up(
-        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+        self, state: BaselineModel, runs: Sequence[RequestRun], now_ms: float, out: list[BatchDecision]
     ) -> None:
-        """A run whose inputs are ready wants to be served."""
+        """Runs whose inputs are ready want to be served: all line up before any is sent."""
 
     @abstractmethod
     def _slice_due(self, slice_: BaselineSlice, now_ms: float, out: list[BatchDecision]) -> None:
@@ -61,7 +63,7 @@ class Baseline(Timed[Timer], ABC):
         if known is not None:
             known.model = model
             return
-        state = BaselineModel(model, lambda at_ms, out: self._ready(state, at_ms, out))
+        state = BaselineModel(model)
         self._models[model.model_id] = state
         for slice_ in self._slices.values():
             if model.model_id in slice_.hosted:
@@ -80,7 +82,7 @@ class Baseline(Timed[Timer], ABC):
         for line in state.lines:
             runs += line.queue.pop(line.queue.count)
             line.expiry.armed_at_ms = NEVER_MS
-        state.ready.armed_at_ms = NEVER_MS
+        self._follow_preparing(state)
         out: list[BatchDecision] = [Drop(model_id, runs, is_expired=False)] if runs else []
         self._fleet_changed(now_ms, out)
         return out
@@ -102,6 +104,7 @@ class Baseline(Timed[Timer], ABC):
             self._set_tables(added, slice_)
             self._free_from(added, slice_.free_at_ms, now_ms)
             self._fleet_changed(now_ms, out)
+            self._queue_ready(now_ms, out)
             self._line_up_again(displaced, now_ms, out)
         out.extend(self.tick(now_ms))
         return out
@@ -111,6 +114,7 @@ class Baseline(Timed[Timer], ABC):
         out: list[BatchDecision] = []
         displaced = [one for slice_id in slice_ids for one in self._forget(slice_id)]
         self._fleet_changed(now_ms, out)
+        self._queue_ready(now_ms, out)
         self._line_up_again(displaced, now_ms, out)
         for state in self._models.values():
             for line in state.lines:
@@ -129,12 +133,16 @@ class Baseline(Timed[Timer], ABC):
     def arrive(self, model_id: ModelId, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         state = self._models[model_id]
+        out: list[BatchDecision] = []
+        if now_ms >= self._announced.armed_at_ms:
+            self._queue_ready(now_ms, out)
         if run.ready_at_ms > now_ms:
             late = state.preparing.put(run, state.alone_ms(None))
-            self._arm(state.ready, state.preparing.next_at_ms)
-            return NOTHING if late is None else [Drop(model_id, [late], is_expired=True)]
-        out: list[BatchDecision] = []
-        self._line_up(state, run, now_ms, out)
+            self._follow_preparing(state)
+            if late is not None:
+                out.append(Drop(model_id, [late], is_expired=True))
+        else:
+            self._line_up(state, (run,), now_ms, out)
         return out or NOTHING
 
     def arrive_again(
@@ -154,7 +162,7 @@ class Baseline(Timed[Timer], ABC):
             if line.queue.withdraw(frontend_id, spans):
                 self._look_again(line, now_ms)
         if state.preparing.withdraw(frontend_id, spans):
-            self._arm(state.ready, state.preparing.next_at_ms)
+            self._follow_preparing(state)
 
     def forget_frontend(self, frontend_id: FrontendId, now_ms: float) -> Mapping[ModelId, int]:
         """See `Discipline`."""
@@ -162,7 +170,7 @@ class Baseline(Timed[Timer], ABC):
         for model_id, state in self._models.items():
             count = state.preparing.forget(frontend_id)
             if count:
-                self._arm(state.ready, state.preparing.next_at_ms)
+                self._follow_preparing(state)
             for line in state.lines:
                 if gone := line.queue.forget(frontend_id):
                     count += gone
@@ -174,10 +182,12 @@ class Baseline(Timed[Timer], ABC):
     def tick(self, now_ms: float) -> Sequence[BatchDecision]:
         """See `Discipline`."""
         out: list[BatchDecision] = []
+        if now_ms >= self._announced.armed_at_ms:
+            self._queue_ready(now_ms, out)
         timers = self._timers
         while timers and timers[0][0] <= now_ms:
             at_ms, _, timer = heappop(timers)
-            if at_ms == timer.armed_at_ms:
+            if at_ms == timer.armed_at_ms and isinstance(timer, Timer):
                 timer.armed_at_ms = NEVER_MS
                 timer.act(now_ms, out)
         return out or NOTHING
@@ -274,29 +284,36 @@ class Baseline(Timed[Timer], ABC):
                 slice_.tables[model.model_id] = exec_table(model.exec_ms)
             slice_.hosted[model.model_id] = model
 
-    def _ready(self, state: BaselineModel, now_ms: float, out: list[BatchDecision]) -> None:
-        for run in state.preparing.take_ready(now_ms):
-            self._line_up(state, run, now_ms, out)
-        self._arm(state.ready, state.preparing.next_at_ms)
+    def _follow_preparing(self, state: BaselineModel) -> None:
+        """What is being prepared of it has changed."""
+        self._announced.follow(state)
+        self._arm(self._announced, self._announced.next_at_ms)
 
-    def _forget(self, slice_id: SliceId) -> list[tuple[BaselineModel, RequestRun]]:
+    def _queue_ready(self, now_ms: float, out: list[BatchDecision]) -> None:
+        """Inputs are ready by now."""
+        ready = self._announced.take_ready(now_ms)
+        self._arm(self._announced, self._announced.next_at_ms)
+        for state, runs in ready:
+            self._line_up(state, runs, now_ms, out)
+
+    def _forget(self, slice_id: SliceId) -> list[tuple[BaselineModel, list[RequestRun]]]:
         """Take a slice away; what had lined up for it alone comes back."""
         slice_ = self._slices.pop(slice_id, None)
         if slice_ is None:
             return []
         slice_.free.armed_at_ms = NEVER_MS
-        displaced: list[tuple[BaselineModel, RequestRun]] = []
+        displaced: list[tuple[BaselineModel, list[RequestRun]]] = []
         for model_id in slice_.hosted:
             state = self._models.get(model_id)
             if state is None:
                 continue
             state.hosts.pop(slice_id, None)
-            for line in [line for line in state.lines if line.home is slice_]:
-                displaced += [(state, run) for run in self._drop_line(line)]
+            lines = [line for line in state.lines if line.home is slice_]
+            displaced += [(state, self._drop_line(line)) for line in lines]
         return displaced
 
     def _line_up_again(
-        self, displaced: list[tuple[BaselineModel, RequestRun]], now_ms: float, out: list[BatchDecision]
+        self, displaced: list[tuple[BaselineModel, list[RequestRun]]], now_ms: float, out: list[BatchDecision]
     ) -> None:
-        for state, run in displaced:
-            self._line_up(state, run, now_ms, out)
+        for state, runs in displaced:
+            self._line_up(state, runs, now_ms, out)

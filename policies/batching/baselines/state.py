@@ -39,14 +39,13 @@ class Line:
 class BaselineModel:
     """A model, the slices that host it, and everything of it that waits."""
 
-    __slots__ = ("hosts", "lines", "model", "preparing", "ready")
+    __slots__ = ("hosts", "lines", "model", "preparing")
 
-    def __init__(self, model: BatchModel, ready: Act) -> None:
+    def __init__(self, model: BatchModel) -> None:
         self.model = model
         self.hosts: dict[SliceId, BaselineSlice] = {}
         self.lines: list[Line] = []
         self.preparing = Preparing()
-        self.ready = Timer(ready)
 
     @property
     def model_id(self) -> ModelId:

@@ -1,13 +1,14 @@
 """The thesis' router (listing 4.3): batches of a fixed target size, replicas in turn.
 
 For each model one batch is under construction, meant for one replica. It is closed when it has that replica's
-target size or MAX_WAIT after its first request, and goes to the replica whatever the replica is doing; the next
-batch is for the next replica. Turns are taken so that requests are spread by the plan's weights (ADR 0012).
+target size or MAX_WAIT after its first request (also where that is given up meanwhile), and goes to the replica
+whatever the replica is doing; the next batch is for the next replica. Turns are taken so that requests are spread by the plan's weights (ADR 0012).
 Nothing looks at deadlines but the worker, which does not start what can no longer finish.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,20 +43,20 @@ class Fixed(Baseline):
         self._closed: dict[SliceId, list[Line]] = {}
 
     def _line_up(
-        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+        self, state: BaselineModel, runs: Sequence[RequestRun], now_ms: float, out: list[BatchDecision]
     ) -> None:
         opened = self._open.get(state.model_id)
         if opened is None or opened.line.model is not state:
             opened = self._open_for(state)
-        due_at_ms = self._due_at_ms(run)
-        if not opened.line.queue.count or due_at_ms < opened.timeout.armed_at_ms:
-            self._arm(opened.timeout, due_at_ms)
-        self._push(opened.line, run)
-        self._close_full(opened, now_ms, out)
+        for run in runs:
+            due_at_ms = self._due_at_ms(run)
+            if not opened.line.queue.count or due_at_ms < opened.timeout.armed_at_ms:
+                self._arm(opened.timeout, due_at_ms)
+            self._push(opened.line, run)
+            self._close_full(opened, now_ms, out)  # a batch is of who came first, not of the tightest
 
     def _due_at_ms(self, run: RequestRun) -> float:
-        """MAX_WAIT after it came or, where it was being prepared, was ready."""
-        return max(run.arrived_at_ms, run.ready_at_ms) + self._max_wait_ms
+        return run.arrived_at_ms + self._max_wait_ms
 
     def _wait(self, opened: _Open) -> None:
         """Until the first of what is under construction is due, if there is anything."""

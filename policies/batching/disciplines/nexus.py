@@ -8,6 +8,7 @@ coordinates the slices between epochs (ADR 0013).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,7 @@ from policies.batching.run_queue import cut
 from policies.rates import RateMeter
 from policies.registry import Registered
 
+Waiting = Sequence[tuple[BaselineModel, Sequence[RequestRun]]]
 FIRST_EPOCH_MS = 1000.0  # before it all models count alike
 
 
@@ -50,13 +52,13 @@ class Nexus(Baseline):
         self._is_started = False
 
     def _line_up(
-        self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]
+        self, state: BaselineModel, runs: Sequence[RequestRun], now_ms: float, out: list[BatchDecision]
     ) -> None:
         if not self._is_started:
             self._is_started = True
             self._arm(self._epoch, now_ms + min(FIRST_EPOCH_MS, self._epoch_ms))
-        self._rates[state.model_id].add(run.count, now_ms)
-        self._route(state, run, now_ms, out)
+        self._rates[state.model_id].add(sum(run.count for run in runs), now_ms)
+        self._route([(state, runs)], now_ms, out)
 
     def _model_added(self, state: BaselineModel) -> None:
         self._rates[state.model_id] = RateMeter()
@@ -74,23 +76,26 @@ class Nexus(Baseline):
         else:
             self._is_started = False  # silence; the next arrival starts the clock again
 
-    def _route(self, state: BaselineModel, run: RequestRun, now_ms: float, out: list[BatchDecision]) -> None:
-        routes = self._routes.get(state.model_id)
-        if not routes:
-            home = self._line_without_home(state)
-            self._push(home, run)
-            return
-        while True:  # a run that is longer than a batch goes to several slices, as its requests would
-            slice_, turn = min(
-                routes,
-                key=lambda route: (route[1].routed + min(run.count, route[1].batch_size)) / route[1].per_ms,
-            )
-            piece = run if run.count <= turn.batch_size else cut(run, turn.batch_size)
-            turn.routed += piece.count
-            self._push(turn.line, piece)
+    def _route(self, waiting: Waiting, now_ms: float, out: list[BatchDecision]) -> None:
+        """All of it gets a place before any slice is looked at."""
+        chosen: dict[SliceId, BaselineSlice] = {}
+        for state, runs in waiting:
+            routes = self._routes.get(state.model_id)
+            for run in runs:
+                if not routes:
+                    self._push(self._line_without_home(state), run)
+                    continue
+                piece = None
+                while (
+                    piece is not run
+                ):  # one that is longer than a batch goes to several slices, as its requests would
+                    slice_, turn = _next_turn(routes, run.count)
+                    piece = run if run.count <= turn.batch_size else cut(run, turn.batch_size)
+                    turn.routed += piece.count
+                    self._push(turn.line, piece)
+                    chosen[slice_.slice_id] = slice_
+        for slice_ in chosen.values():
             self._slice_due(slice_, now_ms, out)
-            if piece is run:
-                return
 
     def _line_without_home(self, state: BaselineModel) -> Line:
         for line in state.lines:
@@ -145,7 +150,7 @@ class Nexus(Baseline):
             for model_id, state in self._models.items()
         ]
         plan = spread(loads, [Bin(slice_.slice_id, slice_.tables) for slice_ in slices])
-        waiting = [
+        waiting: Waiting = [
             (line.model, self._drop_line(line)) for state in self._models.values() for line in state.lines[:]
         ]
         self._turns = {}
@@ -156,9 +161,7 @@ class Nexus(Baseline):
         for model_id, state in self._models.items():
             if model_id not in self._routes and state.hosts:
                 self._add_unplanned(state)
-        for state, runs in waiting:
-            for run in runs:
-                self._route(state, run, now_ms, out)
+        self._route(waiting, now_ms, out)
 
     def _add_unplanned(self, state: BaselineModel) -> None:
         """It has no share, as nobody has asked for it lately or nothing fits: the slice with the fewest models takes it along."""
@@ -181,6 +184,13 @@ class Nexus(Baseline):
         turn = _Turn(self._new_line(state, slice_), cost, batch_size, per_ms)
         self._turns.setdefault(slice_.slice_id, []).append(turn)
         self._routes.setdefault(state.model_id, []).append((slice_, turn))
+
+
+def _next_turn(routes: Sequence[tuple[BaselineSlice, _Turn]], count: int) -> tuple[BaselineSlice, _Turn]:
+    """Which of them has the least of its share with so many requests more."""
+    return min(
+        routes, key=lambda route: (route[1].routed + min(count, route[1].batch_size)) / route[1].per_ms
+    )
 
 
 REGISTERED: Final = Registered(

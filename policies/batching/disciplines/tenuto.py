@@ -93,9 +93,9 @@ class Tenuto(Central):
             taken = self._take_on(state, piece, now_ms)
         return (*taken, Drop(state.model.model_id, [run], is_expired=False, retry_after_ms=retry_after_ms))
 
-    def _now_ready(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
+    def _now_ready(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
         self._note(state, run, now_ms)
-        return super()._now_ready(state, run, now_ms)
+        super()._now_ready(state, run, now_ms)
 
     def _note(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
         """A rehearsal plays it as it comes to the queue: when it is ready."""

@@ -5,7 +5,8 @@ there is none the candidate waits in the pools of its class, and the timer then 
 head could not finish even alone. Each pool has one timer too, armed only while somebody waits: at the next slice's free moment less the delay it
 serves the waiting candidate with the smallest latest. A candidate that is overtaken by time while it waits (Symphony's
 invalidate timer) is not touched until a slice comes for it: nothing could be done about it before, and the outcome is
-the same. A model has a timer where requests of it are being prepared (`preparing.py`): it queues those that are ready.
+the same. Requests that were being prepared (`preparing.py`) are queued by one timer of their own, and before any other event: all that
+are ready by then, before a batch of them is sent.
 
 The candidate's timer is armed early, where the arrivals to be expected will have moved it; firing early it is armed
 again. So most arrivals only add to a count. An event costs O(log models + log slices + pools of the model).
@@ -21,10 +22,11 @@ from fabric.ids import FrontendId, ModelId, SliceId
 from fabric.policy_options import Choice
 from policies.batching.base import NEVER_MS, QUIET, BatchDecision, BatchModel, BatchSlice, Drop, RequestRun
 from policies.batching.matchmaking.matchmaker import Matchmaker
-from policies.batching.matchmaking.model_state import ModelState
+from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool
 from policies.batching.matchmaking.send_rule import SendRule
 from policies.batching.matchmaking.slice_pools import SlicePools
+from policies.batching.preparing import Announced
 
 NOTHING: tuple[BatchDecision, ...] = ()
 PICK: Final = Choice(("lowest_id", "longest_idle"))
@@ -48,6 +50,7 @@ class Central(Matchmaker):
     def __init__(self, rule: SendRule, *, is_window_drop: bool = True, is_lowest_id: bool = True) -> None:
         super().__init__(rule, is_window_drop=is_window_drop)
         self._models: dict[ModelId, ModelState] = {}
+        self._announced: Announced[ModelState] = Announced()
         self._fleet = SlicePools(is_lowest=is_lowest_id)
 
     def set_guard_ms(self, guard_ms: float) -> None:
@@ -71,7 +74,7 @@ class Central(Matchmaker):
         if state is None:
             return NOTHING
         runs = state.queue.pop(state.queue.count) + state.preparing.take_all()
-        self._arm(state, NEVER_MS)
+        self._follow_preparing(state)
         self._reset(state, now_ms)
         return [Drop(model_id, runs, is_expired=False)] if runs else NOTHING
 
@@ -111,16 +114,21 @@ class Central(Matchmaker):
         pool.free_from(slice_, free_at_ms)
         if is_new_late:
             pool.note_late(slice_)
-        if not pool.waiting and not pool.early:
-            return NOTHING
         out: list[BatchDecision] = []
-        self._serve(pool, now_ms, out)
-        return out
+        if now_ms >= self._announced.armed_at_ms:
+            self._queue_ready(now_ms, out)
+        if pool.waiting or pool.early:
+            self._serve(pool, now_ms, out)
+        return out or NOTHING
 
     def arrive(
         self, model_id: ModelId, run: RequestRun, now_ms: float, *, is_admitted: bool = False
     ) -> Sequence[BatchDecision]:
         """See `Discipline`. The run belongs to the discipline from now on."""
+        if now_ms >= self._announced.armed_at_ms:
+            out: list[BatchDecision] = []
+            self._queue_ready(now_ms, out)
+            return (*out, *self.arrive(model_id, run, now_ms, is_admitted=is_admitted))
         state = self._models[model_id]
         if (run.priority is not None or state.is_gated) and not is_admitted:
             return self._admit(state, run, now_ms)
@@ -148,20 +156,30 @@ class Central(Matchmaker):
             index = len(queue.runs) - 1
         else:
             index = queue.push(run)
-            if index == 0:
-                self._reset(state, now_ms)
-        out: list[BatchDecision] = []
+        out = []
+        self._stands_at(state, index, now_ms)
+        self._look_at(state, now_ms, out)
+        return out or NOTHING
+
+    def _stands_at(self, state: ModelState, index: int, now_ms: float) -> None:
+        """A run was queued there; nothing is decided yet."""
+        if index == 0:
+            self._reset(state, now_ms)
+        is_last = index == len(state.queue.runs) - 1
         for candidate in state.candidates:
             if index <= candidate.skip_runs and candidate.skip_runs:
                 if candidate.is_waiting:
                     self._leave(candidate, now_ms)
                 candidate.reset(self._guard_ms)
-            elif index < len(queue.runs) - 1 and candidate.is_waiting:
+            elif not is_last and candidate.is_waiting:
                 candidate.alarm_at_ms = NEVER_MS  # amid the queue it may change which heads are in the way
+
+    def _look_at(self, state: ModelState, now_ms: float, out: list[BatchDecision]) -> None:
+        """Its queue has grown."""
+        for candidate in state.candidates:
             if self._grow(candidate, now_ms, out):
                 self._advance(state, now_ms, out)
                 break
-        return out or NOTHING
 
     def _admit(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
         """What arrives and is not like all else: it has a priority of its own, or not all are taken on."""
@@ -179,18 +197,34 @@ class Central(Matchmaker):
         late = state.preparing.put(run, state.alone_ms)
         if late is not None:
             self._give_up(state, [late], late.ready_at_ms, out)
-        self._arm(state, state.preparing.next_at_ms)
+        self._follow_preparing(state)
         return out or NOTHING
 
-    def _queue_ready(self, state: ModelState, now_ms: float, out: list[BatchDecision]) -> None:
-        """Inputs are ready by now."""
-        for run in state.preparing.take_ready(now_ms):
-            out.extend(self._now_ready(state, run, now_ms))
-        self._arm(state, state.preparing.next_at_ms)
+    def _follow_preparing(self, state: ModelState) -> None:
+        """What is being prepared of it has changed."""
+        self._announced.follow(state)
+        self._arm(self._announced, self._announced.next_at_ms)
 
-    def _now_ready(self, state: ModelState, run: RequestRun, now_ms: float) -> Sequence[BatchDecision]:
+    def _queue_ready(self, now_ms: float, out: list[BatchDecision]) -> None:
+        """Inputs are ready by now."""
+        for state in self._take_ready(now_ms):
+            self._look_at(state, now_ms, out)
+
+    def _take_ready(self, now_ms: float) -> list[ModelState]:
+        """Queue all that is ready by now, before anything is decided. The models of which that is."""
+        ready = self._announced.take_ready(now_ms)
+        for state, runs in ready:
+            for run in runs:
+                self._now_ready(state, run, now_ms)
+        self._arm(self._announced, self._announced.next_at_ms)
+        return [state for state, _ in ready]
+
+    def _now_ready(self, state: ModelState, run: RequestRun, now_ms: float) -> None:
         """Its inputs are ready. It was admitted when it was announced."""
-        return self._take_on(state, run, now_ms)
+        if run.priority is not None:
+            state.queue.has_priorities = True
+        state.rate.add(run.count, now_ms)
+        self._stands_at(state, state.queue.push(run), now_ms)
 
     def arrive_again(
         self, model_id: ModelId, runs: Sequence[RequestRun], now_ms: float
@@ -207,7 +241,7 @@ class Central(Matchmaker):
         if state is None:
             return
         if state.preparing.withdraw(frontend_id, spans):
-            self._arm(state, state.preparing.next_at_ms)
+            self._follow_preparing(state)
         if state.queue.withdraw(frontend_id, spans):
             self._start_over(state, now_ms)
 
@@ -217,7 +251,7 @@ class Central(Matchmaker):
         for model_id, state in self._models.items():
             unready = state.preparing.forget(frontend_id)
             if unready:
-                self._arm(state, state.preparing.next_at_ms)
+                self._follow_preparing(state)
             queued = state.queue.forget(frontend_id)
             if queued:
                 self._start_over(state, now_ms)
@@ -229,6 +263,8 @@ class Central(Matchmaker):
         """See `Discipline`."""
         timers = self._timers
         out: list[BatchDecision] = []
+        if now_ms >= self._announced.armed_at_ms:
+            self._queue_ready(now_ms, out)
         while timers and timers[0][0] <= now_ms:
             at_ms, _, target = heappop(timers)
             if at_ms != target.armed_at_ms:
@@ -236,9 +272,9 @@ class Central(Matchmaker):
             target.armed_at_ms = NEVER_MS
             if isinstance(target, Pool):
                 self._serve(target, now_ms, out)
-            elif isinstance(target, ModelState):
-                self._queue_ready(target, now_ms, out)
-            elif target.model.sole is None or self._step(target, now_ms, out):
+            elif isinstance(target, Candidate) and (
+                target.model.sole is None or self._step(target, now_ms, out)
+            ):
                 self._advance(target.model, now_ms, out)  # due at one moment, the fastest class goes first
         return out or NOTHING
 
@@ -255,7 +291,8 @@ class Central(Matchmaker):
                 self._arm(candidate, now_ms)
 
     def _repool(self, model_ids: Iterable[ModelId], now_ms: float, out: list[BatchDecision]) -> None:
-        """These models have gained or lost a pool: all of them look at it before a slice in it is given away."""
+        """These models have gained or lost a pool: all of them, and those of which something is ready, look at it before a slice in it is given away."""
+        ready = self._take_ready(now_ms)
         states: list[ModelState] = []
         for model_id in sorted(model_ids):
             state = self._models.get(model_id)
@@ -266,6 +303,7 @@ class Central(Matchmaker):
             self._reset(state, now_ms)
             state.set_pools(by_class, self._rule)
             self._reset(state, now_ms)
+        states += [state for state in ready if state not in states]
         self._is_gathering = True
         for state in states:
             self._advance(state, now_ms, out)

@@ -13,9 +13,10 @@ from policies.batching.drop import suffix_size
 from policies.batching.matchmaking.model_state import Candidate, ModelState
 from policies.batching.matchmaking.pools import Pool, Slice
 from policies.batching.matchmaking.send_rule import SendRule
+from policies.batching.preparing import Announced
 from policies.batching.timers import Timed, keep_first_of_each
 
-Target = Candidate | Pool[Candidate] | ModelState
+Target = Candidate | Pool[Candidate] | Announced[ModelState]
 
 
 class _Batch(NamedTuple):

@@ -35,7 +35,7 @@ class ModelPlan(NamedTuple):
 class ModelState:
     """One model: its queue, its rate, its plan if it has one, its candidates.
 
-    `preparing`: what is not queued yet, as its inputs are not ready; `armed_at_ms`: when the first of it is.
+    `preparing`: what is not queued yet, as its inputs are not ready.
 
     The class that is fastest for the largest batch comes first. `is_crossed`: another one is faster for a single request, as
     a CPU beside a GPU may be.
@@ -43,7 +43,6 @@ class ModelState:
 
     __slots__ = (
         "alone_ms",
-        "armed_at_ms",
         "candidates",
         "is_crossed",
         "is_gated",
@@ -61,7 +60,6 @@ class ModelState:
         self.model = model
         self.queue = RunQueue()
         self.preparing = Preparing()
-        self.armed_at_ms = NEVER_MS
         self.rate = RateMeter()
         self.is_gated = False  # what arrives may be refused
         self.version = -1

@@ -303,6 +303,23 @@ def test_a_batch_that_still_waits_is_preempted_without_a_trace() -> None:
     assert np.isnan(traffic.finished_at_ms[1])
 
 
+def test_a_batch_that_ends_at_the_moment_of_its_preemption_has_ended() -> None:
+    """As with the emulated executor. Batch 1 runs from 0 to 6."""
+    scheduler = Scripted((whole(),))
+    scheduler.on[Arrivals] = one_each(scheduler)
+    node = SimulatedNode(NODE, (GpuInfo(0, "generic", "emulated"),), (DeviceModel({MODEL: PROFILE}),))
+    traffic = ModelTraffic(MODEL, 20.0, np.array([0.0]))
+    world = FastWorld(scheduler, SimulatedHardware((node,), Network(NetworkModel(), 1), 1), [traffic])
+
+    def preempt(batch_id: BatchId, now_ms: float) -> None:
+        world._slices[slice_id()].preempt(batch_id, now_ms)
+
+    world.schedule(6.0, preempt, BatchId(1))  # before the batch's end in the order of events
+    world.run()
+    assert [message.status for _, message, _ in scheduler.of_type(Done)] == ["ok"]  # type: ignore[union-attr]
+    assert world.late_preemptions == 1
+
+
 class _Doubling:
     """Every neighbour that runs doubles the time."""
 
