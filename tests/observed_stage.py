@@ -69,7 +69,7 @@ def observed(
     batches = _batches(core, now_ms)
     requests: list[RequestSeen] = []
     counts = CountsSeen()
-    for number, frontend in enumerate(world._frontends):
+    for frontend in world._frontends:
         for model in config.models:
             (reply,) = frontend._core.handle(
                 ClientSaid(OPERATOR, RecordsAsked(model.model_id, NEWEST)), now_ms
@@ -77,7 +77,7 @@ def observed(
             remembered = reply.message  # type: ignore[union-attr]  # what else would it do
             assert isinstance(remembered, RequestsRemembered)
             requests += requests_seen(remembered, now_ms)
-            counts.add(f"frontend-{number}", model.model_id, remembered, now_ms)
+            counts.add(model.model_id, remembered, 0.0)
     replicas = {
         model.model_id: sum(
             model.model_id in {one.model_id for one in spec.models} for _, spec in settings.slices
@@ -93,6 +93,7 @@ def observed(
         batches,
         arrivals,
         counts.bin_ms,
+        counts.counted_ms(minute.span_ms),
         counts.offered(minute.span_ms),
         counts.bad(minute.span_ms),
         replicas,

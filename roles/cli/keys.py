@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -66,7 +67,7 @@ def create(folder: Path, config: Path | None, dry_run: bool, as_json: bool) -> N
         for principal in principals:
             _add(folder, principal, folder / key_file(principal))
     if as_json:
-        echo_json({"folder": str(folder), "principals": principals, "written": not dry_run})
+        _tell(dry_run, {"folder": str(folder), "principals": principals})
         return
     click.echo(f"{'would make' if dry_run else 'made'} {folder}: {', '.join(principals)}")
 
@@ -86,7 +87,7 @@ def add(folder: Path, principal: str, out: Path | None, dry_run: bool, as_json: 
         if not dry_run:
             _add(folder, principal, target)
     if as_json:
-        echo_json({"principal": principal, "file": str(target), "written": not dry_run})
+        _tell(dry_run, {"principal": principal, "file": str(target)})
         return
     click.echo(f"{'would write' if dry_run else 'wrote'} {target}")
 
@@ -132,11 +133,12 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool, as_jso
             raise ConfigError(f"{principal} has no key: add one")
         if not dry_run:
             _add(folder, principal, target)
-    behind = _clients_behind(_trusted(folder)) if principal == FRONTEND else []
+    trusted = _trusted(folder)
+    if dry_run:  # as if it had been made
+        trusted = Trusted((TrustedKey(principal, "", ""), *trusted.keys))
+    behind = _clients_behind(trusted) if principal == FRONTEND else []
     if as_json:
-        echo_json(
-            {"principal": principal, "file": str(target), "written": not dry_run, "clients_behind": behind}
-        )
+        _tell(dry_run, {"principal": principal, "file": str(target), "clients_behind": behind})
         return
     then = "replace the client's file by it" if kind_of(principal) == CLIENT else "restart"
     click.echo(
@@ -170,11 +172,15 @@ def revoke(folder: Path, principal: str, old: bool, dry_run: bool, as_json: bool
                 (folder / key_file(principal)).unlink(missing_ok=True)
     behind = _clients_behind(left) if principal == FRONTEND else []
     if as_json:
-        echo_json({"principal": principal, "revoked": gone, "written": not dry_run, "clients_behind": behind})
+        _tell(dry_run, {"principal": principal, "revoked": gone, "clients_behind": behind})
         return
     click.echo(f"{principal}: {len(gone)} {'would be' if dry_run else ''} revoked".replace("  ", " "))
     if behind:
         click.echo(f"shut out, for their files know no key that is left: {', '.join(behind)}")
+
+
+def _tell(is_dry: bool, document: dict[str, Any]) -> None:  # noqa: FBT001  whose flag it is
+    echo_json({**document, "written": not is_dry, **({"dry_run": True} if is_dry else {})})
 
 
 def _add(folder: Path, principal: str, path: Path) -> None:
@@ -197,7 +203,7 @@ def _add(folder: Path, principal: str, path: Path) -> None:
 def _clients_behind(trusted: Trusted) -> list[str]:
     """The clients whose newest files were made before the frontends' newest key."""
     principals = [key.principal for key in trusted.keys]  # the newest first
-    newest = principals.index(FRONTEND) if FRONTEND in principals else 0
+    newest = principals.index(FRONTEND) if FRONTEND in principals else -1
     return [
         name
         for name in dict.fromkeys(principals)

@@ -198,12 +198,14 @@ def keyring_of(key_file: Path | None) -> Keyring | None:
 
 
 def chosen_run_dir(option: Path | None) -> RunDir:
-    """The run directory that the option names, or the environment's. Raises ConfigError where it is not ours alone to write in.
+    """The run directory that the option names, or the environment's: the other host's with `--via`. Raises ConfigError where it is not ours alone to write in.
 
     What the option names need not be there.
     """
     if option is None:
         return run_dir()
+    if via_host():
+        raise click.UsageError("give either --run-dir or --via")
     path = option.absolute()
     try:
         check_ours(path, "--run-dir")

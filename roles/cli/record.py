@@ -92,13 +92,14 @@ def record(
         recording = Recording(now_ms, now_ms + 1e3 * (60.0 if duration_s is None else duration_s))
     home = chosen_run_dir(run_dir_option)
     try:
-        asker = _Asker(recording, home.path, keyring_of(key_file))
+        keyring = keyring_of(key_file)
+        asker = _Asker(recording, home.path, keyring)
         asker.record()
     finally:
         home.remove()
     remark(f"{name} did not answer: some arrivals may be missing" for name in sorted(asker.silent))
     if asker.unasked:
-        remark([unasked_remark(asker.unasked)])
+        remark([unasked_remark(asker.unasked, keyring)])
     missing = f"up to {ASK_EVERY_S:g} s of its arrivals are missing"
     remark(f"{role_id} ended meanwhile: {missing}" for role_id in sorted(recording.ended))
     remark(f"model {one} was removed meanwhile: {missing}" for one in sorted(recording.removed))

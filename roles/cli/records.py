@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from fabric.ids import ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
 from fabric.operator_questions import ask_role
+from roles.cli.options import via_host
 from roles.observability.remembered import (
     AbsenceSeen,
     BatchSeen,
@@ -21,6 +23,7 @@ from roles.observability.remembered import (
     absences_seen,
     batches_seen,
     requests_seen,
+    zero_of_clock_ms,
 )
 from roles.runtime.core import SCHEDULER
 from roles.runtime.running_cluster import (
@@ -62,13 +65,15 @@ class Remembered:
         """What is not in it."""
         yield from (f"{role_id} does not answer: what it remembers is left out" for role_id in self.silent)
         if self.unasked:
-            yield unasked_remark(self.unasked)
+            yield unasked_remark(self.unasked, self.keyring)
 
 
-def unasked_remark(count: int) -> str:
+def unasked_remark(count: int, keyring: Keyring | None) -> str:
     """Of a command that asks every frontend it can reach."""
     were = "frontend of another host was" if count == 1 else "frontends of other hosts were"
-    return f"{count} {were} not asked: with --via HOST and --key all are"
+    # With both, what was reached is all that there is to reach.
+    advice = "" if keyring and via_host() else ": with --via HOST and --key all of a deployed cluster are"
+    return f"{count} {were} not asked{advice}"
 
 
 def remembered(
@@ -100,9 +105,10 @@ def remembered(
         except PeerLost:  # a part of what it remembers would be taken for the whole
             found.silent.append(frontend.role_id)
             continue
+        zero_ms = min(one.zero_ms for one in told)
         for one in told:
             found.requests += one.requests
-            found.counts.add(frontend.role_id, one.model_id, one.first, one.answered_at_ms)
+            found.counts.add(one.model_id, one.first, zero_ms)
     return found
 
 
@@ -216,11 +222,11 @@ def _ask_scheduler(found: Remembered, scheduler: ActiveScheduler, last_ms: float
 
 @dataclass(slots=True)
 class _Told:
-    """All that a frontend said of a model. `first`: its first answer, which has the counts."""
+    """All that a frontend said of a model. `first`: its first answer, of whose moment the counts are. `zero_ms`: see `CountsSeen.add`."""
 
     model_id: ModelId
     first: RequestsRemembered
-    answered_at_ms: float
+    zero_ms: float
     requests: list[RequestSeen]
 
 
@@ -236,7 +242,9 @@ def _remembered_by(
     for _ in range(PAGES_MAX):
         answer = _asked(frontend, RecordsAsked(model_id, before, request_id), ANSWER_MS, keyring)
         now_ms = MonotonicClock().now_ms()
-        told = told or _Told(model_id, answer, now_ms, [])
+        told = told or _Told(model_id, answer, math.inf, [])
+        if answer.bin_ms:
+            told.zero_ms = min(told.zero_ms, zero_of_clock_ms(answer, now_ms))
         told.requests += requests_seen(answer, now_ms)
         oldest = answer.requests[-1] if answer.requests else None
         if oldest is None or request_id or (last_ms is not None and oldest.ended_ago_ms > last_ms):

@@ -112,8 +112,11 @@ def require_running(run_dir: Path) -> None:
     """Raises PeerLost where no `tenuto up` runs."""
     if not is_claimed(run_dir):
         host = via_host()
-        where = f"`tenuto up` runs no cluster on {host}" if host else f"no cluster runs in {run_dir}"
-        raise PeerLost(where)
+        if host:
+            raise PeerLost(
+                f"no `tenuto up` runs in the run directory that was found on {host} (a deployed cluster's comes first)"
+            )
+        raise PeerLost(f"no cluster runs in {run_dir}")
 
 
 def tell_processes(

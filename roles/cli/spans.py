@@ -67,7 +67,8 @@ def spans(
     is_first, is_away = True, False
     silent: set[str] = set()
     try:
-        asked = NewRequests(home.path, keyring_of(key_file))
+        keyring = keyring_of(key_file)
+        asked = NewRequests(home.path, keyring)
         while True:
             former = silent
             try:
@@ -81,7 +82,7 @@ def spans(
                 select.select([], [], [], every_s)
                 continue
             if is_first and asked.unasked:
-                remark([unasked_remark(asked.unasked)])
+                remark([unasked_remark(asked.unasked, keyring)])
             is_first = is_away = False
             remark(
                 f"{role_id} does not answer: what it remembers is {'left out' if is_once else 'exported when it does'}"

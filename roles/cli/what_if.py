@@ -23,7 +23,7 @@ from roles.cli.options import (
 )
 from roles.cli.records import Remembered, models_beside, remembered
 from roles.cli.why import situation_of
-from roles.observability.situation import MINUTE_MS
+from roles.observability.last_minute import MINUTE_MS
 from roles.observability.what_if import Change, WhatIf
 from roles.observability.what_if import what_if as asked
 from roles.runtime.process import die_with_parent

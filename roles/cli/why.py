@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fabric.errors import FabricError
+from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId, SliceId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
@@ -27,9 +27,9 @@ from roles.cli.options import (
 from roles.cli.progress import progress
 from roles.cli.records import Remembered, models_beside, remembered
 from roles.observability.diagnosis import Evidence, Finding, diagnose
-from roles.observability.last_minute import minute_of
+from roles.observability.last_minute import MINUTE_MS, minute_of
 from roles.observability.remedies import Remedy, remedies
-from roles.observability.situation import MINUTE_MS, Situation
+from roles.observability.situation import Situation
 from roles.observability.units import shown_ms
 from roles.runtime.process import die_with_parent
 from roles.runtime.running_cluster import look
@@ -102,8 +102,12 @@ def _examined(
 
 
 def situation_of(report: Remembered) -> Situation:
-    """What was gathered, as the rules want it."""
+    """What was gathered, as the rules want it. Raises PeerLost where frontends do not answer and no other one counts anything."""
     scheduler, counts = report.report.scheduler, report.counts
+    if report.silent and not counts.bin_ms:
+        raise PeerLost(
+            f"no frontend told what came in the last minute: no answer of {', '.join(report.silent)}"
+        )
     plan = scheduler.plan
     arrivals = counts.by_model()
     minute = minute_of(report.plan, arrivals, counts.bin_ms)
@@ -113,6 +117,7 @@ def situation_of(report: Remembered) -> Situation:
         report.batches,
         arrivals,
         counts.bin_ms,
+        counts.counted_ms(minute.span_ms),
         counts.offered(minute.span_ms),
         counts.bad(minute.span_ms),
         {one.model_id: one.replicas for one in scheduler.models},
@@ -146,7 +151,7 @@ def _unhosted(scheduler: StatusListed) -> dict[ModelId, dict[SliceId, str]]:
 def told(evidence: Evidence, findings: list[Finding], found: list[Remedy]) -> list[str]:
     """The lines for people."""
     model, slo = evidence.model_id, shown_ms(evidence.slo_ms)
-    span = f"the last {evidence.span_ms / 1e3:.0f} s"
+    span = f"the last {evidence.span_ms / 1e3:.3g} s"
     count = f"{evidence.bad} of {evidence.offered} requests of {span} were late or refused ({evidence.bad_rate:.1%})"
     if not findings:
         if not evidence.offered:

@@ -70,8 +70,8 @@ class Played:
 class Evidence:
     """What is known of one model's last minute.
 
-    `offered`, `bad`: in its last `span_ms`, as much of it as was played. `profile_ms`: by slice and batch size, what the configured profile says. `late_timers_ms`: p99 of each process.
-    `configured_way_ms`: of inputs and outputs together. `dispersion`: of its arrivals, see `BURSTY`.
+    `offered`, `bad`: in its last `span_ms`, the whole seconds of what was played. `profile_ms`: by slice and batch size, what the configured profile says. `late_timers_ms`: p99 of each process.
+    `configured_way_ms`: of inputs and outputs together, to which comes `data_ms_per_item` for each request of their batch. `dispersion`: of its arrivals, see `BURSTY`.
     """
 
     model_id: ModelId
@@ -88,6 +88,7 @@ class Evidence:
     planned_rps: Mapping[ModelId, float]
     dispersion: float
     configured_way_ms: float = 0.0
+    data_ms_per_item: float = 0.0
     played: Played = field(default_factory=Played)
     unhosted: Mapping[SliceId, str] = field(default_factory=dict)
     """Why no slice hosts it, where none does: of each that should, or under "" why none should."""
@@ -273,15 +274,17 @@ def _interference(evidence: Evidence) -> Iterator[Finding]:
 
 def _network(evidence: Evidence) -> Iterator[Finding]:
     ran = [one.ledger for one in evidence.requests if one.has_run]
+    returns = [one.return_ms for one in ran]
+    ways = [(one.transfer_ms, one.batch_size) for one in ran]
     if len(ran) < BATCHES_MIN:
-        ways = [one.entry.transfer_ms for one in evidence.batches if one.model_id == evidence.model_id]
-        returns: list[float] = [0.0]
-    else:
-        ways, returns = [one.transfer_ms for one in ran], [one.return_ms for one in ran]
+        own = [one.entry for one in evidence.batches if one.model_id == evidence.model_id and one.has_run]
+        ways, returns = [(one.transfer_ms, one.batch_size) for one in own], [0.0]
     if not ways:
         return
-    there_ms, back_ms = median(ways), median(returns)
-    over_ms = there_ms + back_ms - evidence.configured_way_ms
+    there_ms, back_ms = median(way_ms for way_ms, _ in ways), median(returns)
+    # Inputs of a large batch are longer on their way, and more requests are in it.
+    rest_ms = median(way_ms - evidence.data_ms_per_item * size for way_ms, size in ways)
+    over_ms = rest_ms + back_ms - evidence.configured_way_ms
     starved_ms = max(evidence.late_timers_ms.values(), default=0.0)
     if over_ms < max(WAY_SHARE * evidence.slo_ms, 2 * starved_ms):
         return

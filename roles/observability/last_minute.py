@@ -34,6 +34,7 @@ from roles.simulator.simulation import hardware_of, simulate
 from roles.workload.arrivals import ArrivalSource, Trace, Workload
 from roles.workload.outcomes import Outcome, Window
 
+MINUTE_MS: Final = 60_000.0
 REQUESTS_MAX: Final = 40_000
 """Of all models: the newest that many are played, a second or so each time."""
 SEED: Final = 1
@@ -244,15 +245,16 @@ def minute_of(plan: str, bins: Mapping[ModelId, Sequence[int]], bin_ms: float) -
 def minute_from(
     config: ClusterConfig, settings: SchedulerSettings, bins: Mapping[ModelId, Sequence[int]], bin_ms: float
 ) -> Minute:
-    """Of a configuration and its slices. `bins`: of the same span, by model.
+    """Of a configuration and its slices. `bins`: of the same span, by model; without any it is a minute in which nothing came.
 
     Requests of applications are in the counts of the models that their stages ask, and are played as those models' own.
     """
     config = replace(config, applications=())
     newest = _newest_bins(bins)
+    span_ms = newest * bin_ms if bins else MINUTE_MS
     arrivals = {model_id: _moments(counts[-newest:], bin_ms) for model_id, counts in bins.items()}
     settings = replace(settings, guard_ms=0.0, transfer_ms=0.0)
-    return Minute(config, settings, arrivals, newest * bin_ms)
+    return Minute(config, settings, arrivals, span_ms)
 
 
 def _newest_bins(bins: Mapping[ModelId, Sequence[int]]) -> int:

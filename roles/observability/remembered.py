@@ -110,33 +110,35 @@ class CountsSeen:
     """What frontends counted of models, added up bin by bin; bins have numbers on the asker's clock.
 
     Each answer reaches back a minute from its own moment. Arrivals are told over the span that every answer covers, without the
-    bin of the first answer's moment, which was not over. What was bad is known by the second.
+    bin of the first answer's moment, which was not over. What was bad is known by the second, so it is set against what came in
+    whole seconds.
     """
 
     def __init__(self) -> None:
         self.bin_ms = 0.0
-        self._zeros_ms: dict[str, float] = {}
         self._arrivals: defaultdict[ModelId, Counter[int]] = defaultdict(Counter)
         self._bad: defaultdict[ModelId, Counter[int]] = defaultdict(Counter)
         self._unserved: defaultdict[ModelId, Counter[int]] = defaultdict(Counter)
         self._first, self._end = 0, 1 << 62
 
-    def add(self, frontend: str, model_id: ModelId, told: RequestsRemembered, now_ms: float) -> None:
-        """A frontend's answer, which came just now, that was asked for about that model; nothing where it does not serve it."""
+    def add(self, model_id: ModelId, told: RequestsRemembered, zero_ms: float) -> None:
+        """A frontend's answer that was asked for about that model; nothing where it does not serve it.
+
+        `zero_ms`: when its clock was at 0, one for all its answers: the least of what `zero_of_clock_ms` says of each.
+        """
         if not told.arrivals or not told.bin_ms:
             return
         self.bin_ms = told.bin_ms
-        zero_ms = self._zeros_ms.setdefault(frontend, zero_of_clock_ms(told, now_ms))
         newest = told.newest_bin + round(zero_ms / told.bin_ms)
         first = newest + 1 - len(told.arrivals)
         self._first, self._end = max(self._first, first), min(self._end, newest)
         _add(self._arrivals[model_id], first, 1, told.arrivals)
         in_second = round(SECOND_MS / told.bin_ms)
         second = newest - told.newest_bin % in_second
-        # An older frontend tells of the whole minute alone.
+        # An older frontend tells of the whole minute alone: it counts as of the last second that was over.
         for counts, its in (
-            (self._bad[model_id], told.bad_by_second or (told.bad,)),
-            (self._unserved[model_id], told.unserved_by_second or (told.unserved,)),
+            (self._bad[model_id], told.bad_by_second or (told.bad, 0)),
+            (self._unserved[model_id], told.unserved_by_second or (told.unserved, 0)),
         ):
             _add(counts, second - (len(its) - 1) * in_second, in_second, its)
 
@@ -145,12 +147,16 @@ class CountsSeen:
         span = range(self._first, self._end)
         return {model_id: [counts[number] for number in span] for model_id, counts in self._arrivals.items()}
 
+    def counted_ms(self, span_ms: float) -> float:
+        """How long the whole seconds are that the newest `span_ms` is in, and that every answer covers: at least one."""
+        return len(self._whole_seconds(span_ms)) * self.bin_ms if self.bin_ms else span_ms
+
     def offered(self, span_ms: float) -> Mapping[ModelId, int]:
-        """What came in the newest `span_ms`, to within a second, and since: of whole seconds, as what was bad is known."""
+        """What came in these seconds."""
         return self._newest(self._arrivals, span_ms)
 
     def bad(self, span_ms: float) -> Mapping[ModelId, int]:
-        """How many were late or refused in these seconds, through no fault of their client's."""
+        """How many were late or refused in them, through no fault of their client's."""
         return self._newest(self._bad, span_ms)
 
     def unserved(self, span_ms: float) -> Mapping[ModelId, int]:
@@ -160,12 +166,19 @@ class CountsSeen:
     def _newest(self, counts: Mapping[ModelId, Counter[int]], span_ms: float) -> dict[ModelId, int]:
         if not counts:
             return {}
-        since = self._end - round(span_ms / self.bin_ms)
-        since -= since % round(SECOND_MS / self.bin_ms)
+        span = self._whole_seconds(span_ms)
         return {
-            model_id: sum(count for number, count in its.items() if number >= since)
+            model_id: sum(count for number, count in its.items() if number in span)
             for model_id, its in counts.items()
         }
+
+    def _whole_seconds(self, span_ms: float) -> range:
+        in_second = round(SECOND_MS / self.bin_ms)
+        end = self._end - self._end % in_second
+        since = self._end - round(span_ms / self.bin_ms)
+        since -= since % in_second
+        oldest = self._first + -self._first % in_second
+        return range(min(max(since, oldest), end - in_second), end)
 
 
 def _add(counts: Counter[int], first: int, step: int, its: Sequence[int]) -> None:
@@ -175,7 +188,10 @@ def _add(counts: Counter[int], first: int, step: int, its: Sequence[int]) -> Non
 
 
 def zero_of_clock_ms(told: RequestsRemembered, now_ms: float) -> float:
-    """When the frontend's clock was at 0, on the asker's, to within the way of its answer, which came just now: 0 on the same host."""
+    """When the frontend's clock was at 0, on the asker's, to within the way of its answer, which came just now: 0 on the same host.
+
+    An answer that was long on its way makes it later, never earlier.
+    """
     zero_ms = now_ms - (told.newest_bin + 1) * told.bin_ms
     return 0.0 if abs(zero_ms) < SAME_CLOCK_MS else zero_ms
 

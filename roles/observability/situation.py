@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId, SliceId
@@ -15,19 +14,17 @@ from profiles.interference import Running
 from roles.config.cluster import ClusterConfig
 from roles.observability.absences import absences_of
 from roles.observability.diagnosis import BATCHES_MIN, Evidence, Played
-from roles.observability.last_minute import Minute, ways_ms
+from roles.observability.last_minute import MINUTE_MS, Minute, ways_ms
 from roles.observability.remedies import suspects_played
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
 from roles.scheduler.settings import SchedulerSettings
-
-MINUTE_MS: Final = 60_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """All that is known of a cluster's last minute. `arrivals`: by model, counts in bins of `bin_ms`.
 
-    `offered`, `bad`, `unserved`: of the part of it that `minute` has, to within a second. `late_timers_ms`: p99 of each process's loop. `planned_rps`: what the present plan is for.
+    `offered`, `bad`, `unserved`: of the whole seconds that the part of it is in that `minute` has, `counted_ms` together. `late_timers_ms`: p99 of each process's loop. `planned_rps`: what the present plan is for.
     """
 
     minute: Minute
@@ -35,6 +32,7 @@ class Situation:
     batches: Sequence[BatchSeen]
     arrivals: Mapping[ModelId, Sequence[int]]
     bin_ms: float
+    counted_ms: float
     offered: Mapping[ModelId, int]
     bad: Mapping[ModelId, int]
     replicas: Mapping[ModelId, int]
@@ -65,13 +63,11 @@ class Situation:
             counts = counts[-round(minute.span_ms / self.bin_ms) :]
         batches = [one for one in self.batches if one.entry.ended_ago_ms <= MINUTE_MS]
         network = minute.config.network
-        sizes = [one.entry.batch_size for one in batches if one.model_id == model_id]
-        data_ms = network.data_ms_per_item * (median(sizes) if sizes else 1)
         hosting = self.hosting.get(model_id, ())
         return Evidence(
             model_id,
             minute.config.model(model_id).slo_ms,
-            minute.span_ms,
+            self.counted_ms,
             self.offered.get(model_id, 0),
             self.bad.get(model_id, 0),
             self.replicas.get(model_id, 0),
@@ -86,7 +82,8 @@ class Situation:
             minute.rates_rps,
             self.planned_rps,
             dispersion_of(counts),
-            network.control_ms + network.result_ms + data_ms,
+            network.control_ms + network.result_ms,
+            network.data_ms_per_item,
             suspects_played(minute, model_id, dict(self.planned_rps)) if is_played else Played(),
             self.unhosted.get(model_id, {}),
             self.unserved.get(model_id, 0),

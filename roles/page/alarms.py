@@ -16,6 +16,8 @@ LATE_TIMERS_MS: Final = 5.0
 """Timers that late (p99 of a process) are told: batches leave earlier for them, up to this (the guard's most)."""
 BAD_MIN: Final = 2
 """Requests: one alone is no alarm, whatever part of a rare model's it is."""
+BAD_RATE_OF_ONE: Final = 0.5
+"""From such a part on one alone makes a model miss its SLO."""
 _LEVELS: Final = {SliceState.STARTING: "warn", SliceState.FAILED: "bad", SliceState.LOST: "bad"}
 ALARMS_MAX: Final = 24
 NAMED_MAX: Final = 4
@@ -32,7 +34,9 @@ class Alarm:
 
 def is_missed(model: LiveModel | None) -> bool:
     """Whether too many of a model's requests of the last seconds were late or dropped."""
-    return model is not None and model.bad_rate is not None and model.bad_rate >= BAD_RATE_ALLOWED
+    if model is None or model.bad_rate is None or model.bad_rate < BAD_RATE_ALLOWED:
+        return False
+    return model.late + model.drops >= BAD_MIN or model.bad_rate >= BAD_RATE_OF_ONE
 
 
 def alarms_of(look: Look) -> Sequence[Alarm]:

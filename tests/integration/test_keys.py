@@ -77,12 +77,15 @@ def test_what_a_command_did_is_told_as_json(tmp_path: Path, monkeypatch: pytest.
         return json.loads(run(arguments[0], "keys", *arguments[1:], "--json"))
 
     principals = ["scheduler", "frontend", "operator"]
-    assert told("create", "--dry-run") == {"folder": "keys", "principals": principals, "written": False}
+    dry = {"written": False, "dry_run": True}
+    assert told("create", "--dry-run") == {"folder": "keys", "principals": principals} | dry
     assert not (tmp_path / "keys").exists()
     assert told("create") == {"folder": "keys", "principals": principals, "written": True}
     assert told("add", "client/alice") == {"principal": "client/alice", "file": "alice.key", "written": True}
     rotated = {"principal": "frontend", "file": "keys/frontend.key", "written": True}
-    assert told("rotate", "frontend") == rotated | {"clients_behind": ["client/alice"]}
+    rotated |= {"clients_behind": ["client/alice"]}
+    assert told("rotate", "frontend", "--dry-run") == rotated | dry, "as it will be"
+    assert told("rotate", "frontend") == rotated
     trusted = {one["principal"]: one["public"] for one in told("show")["keys"]}  # the oldest stays
     revoked = told("revoke", "frontend", "--old")
     assert revoked == {
@@ -91,6 +94,10 @@ def test_what_a_command_did_is_told_as_json(tmp_path: Path, monkeypatch: pytest.
         "written": True,
         "clients_behind": ["client/alice"],
     }
+    assert told("add", "client/bob")["written"]
+    both = ["client/bob", "client/alice"]
+    assert told("revoke", "frontend", "--dry-run")["clients_behind"] == both, "no key is left"
+    assert told("revoke", "frontend")["clients_behind"] == both
 
 
 @pytest.fixture

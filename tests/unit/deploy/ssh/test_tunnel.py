@@ -214,12 +214,17 @@ def test_a_restart_by_via_is_of_that_hosts_cluster(tmp_path: Path, monkeypatch: 
         return Changed(change.request_no, "ok", started=3)
 
     monkeypatch.setattr(restarts, "ask_supervisor", ask_supervisor)
-    with pytest.raises(PeerLost, match="`tenuto up` runs no cluster on h"):
+    with pytest.raises(PeerLost, match="no `tenuto up` runs in the run directory that was found on h "):
         CliRunner().invoke(restarts.restart, ["--rolling", "--via", "h"], catch_exceptions=False)
     with claim(tmp_path):
         done = CliRunner().invoke(restarts.restart, ["--rolling", "--via", "h", "--json"])
     assert json.loads(done.stdout)["restarted"] == 3, done.output
     assert asked == [tmp_path]
+    here = tmp_path / "here"
+    with claim(here):
+        done = CliRunner().invoke(restarts.restart, ["--rolling", "--via", "h", "--run-dir", str(here)])
+    assert (done.exit_code, asked) == (2, [tmp_path]), "not the cluster of this host"
+    assert "give either --run-dir or --via" in done.output
 
 
 @pytest.mark.parametrize("is_key_first", [True, False])

@@ -112,7 +112,7 @@ def test_frontends_of_other_hosts_are_said_not_to_be_in_it(
     cluster = Cluster([{0: {"m": 50.0}}] * 2, [FRONTENDS, FRONTENDS])
     cluster.connected = 2
     result, _ = recorded(cluster, tmp_path, monkeypatch)
-    said = "1 frontend of another host was not asked: with --via HOST and --key all are"
+    said = "1 frontend of another host was not asked: with --via HOST and --key all of a deployed cluster are"
     assert said in result.output
     cluster = Cluster([{0: {"m": 50.0}}] * 2, [FRONTENDS, FRONTENDS])
     assert "not asked" not in recorded(cluster, tmp_path, monkeypatch)[0].output

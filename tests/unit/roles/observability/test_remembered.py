@@ -21,7 +21,7 @@ from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, MinuteBins
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.explain import explain
 from roles.observability.last_minute import minute_from
-from roles.observability.remembered import BatchSeen, CountsSeen, RequestSeen
+from roles.observability.remembered import BatchSeen, CountsSeen, RequestSeen, zero_of_clock_ms
 from roles.observability.spans import Spans
 from roles.scheduler.settings import settings_from
 
@@ -232,18 +232,36 @@ def test_what_came_at_one_moment_is_in_one_bin_whenever_frontends_are_asked() ->
     """Two frontends and two models: the last answer comes 700 ms after the first."""
     seen = CountsSeen()
     moments = [65_000.0, 80_000.0, 99_990.0]
-    for frontend, model_id, at_ms, told_at_ms in (
-        ("frontend-0", OURS, moments, 100_000.0),
-        ("frontend-0", BERT, moments, 100_350.0),
-        ("frontend-1", OURS, moments, 100_500.0),
-        ("frontend-1", BERT, [*moments, 100_002.0], 100_700.0),
+    for model_id, at_ms, told_at_ms in (
+        (OURS, moments, 100_000.0),
+        (BERT, moments, 100_350.0),
+        (OURS, moments, 100_500.0),
+        (BERT, [*moments, 100_002.0], 100_700.0),
     ):
-        seen.add(frontend, model_id, counted(at_ms, told_at_ms), told_at_ms)
+        seen.add(model_id, counted(at_ms, told_at_ms), 0.0)
     its = seen.by_model()
     assert its[OURS] == its[BERT], "of the span that all answers cover"
     assert [count for count in its[OURS] if count] == [2, 2, 2]
     assert len(its[OURS]) * seen.bin_ms == 60_000.0 - ARRIVAL_BIN_MS - 700.0
-    assert seen.offered(60_000.0) == {OURS: 6, BERT: 7}, "as far as each answer reaches, as what was bad"
+    assert seen.offered(60_000.0) == {OURS: 6, BERT: 6}, "what came after the first answer is not in it"
+
+
+@pytest.mark.parametrize("told_at_ms", [1_000_000.0, 1_000_900.0])
+@pytest.mark.parametrize("gap_ms", [0.0, 3_000.0])
+@pytest.mark.parametrize("span_ms", [60_000.0, 12_500.0, 400.0])
+def test_what_came_and_what_was_bad_is_of_the_span_that_is_named(
+    told_at_ms: float, gap_ms: float, span_ms: float
+) -> None:
+    """200 requests a second of each model, 20 of them bad; the second model is asked later."""
+    seen = CountsSeen()
+    for model_id, at_ms in ((BERT, told_at_ms), (OURS, told_at_ms + gap_ms)):
+        came = [at_ms - ago * 5.0 for ago in range(14_000, -1, -1)]
+        seen.add(model_id, counted(came, at_ms, bad_at_ms=came[::10]), 0.0)
+    counted_s = seen.counted_ms(span_ms) / 1e3
+    assert counted_s == round(counted_s) >= 1
+    assert counted_s == pytest.approx(span_ms / 1e3, abs=1.0 + (gap_ms / 1e3) * (span_ms == 60_000.0))
+    assert seen.offered(span_ms) == {BERT: 200 * counted_s, OURS: 200 * counted_s}
+    assert seen.bad(span_ms) == {BERT: 20 * counted_s, OURS: 20 * counted_s}
 
 
 @pytest.mark.parametrize("apart_ms", [0.0, 30_000.0, 86_400_000.0, -86_400_000.0])
@@ -251,9 +269,9 @@ def test_frontends_whose_hosts_were_started_at_other_times_are_put_beside_each_o
     seen = CountsSeen()
     told_at_ms = 200_000_000.0
     moments = [told_at_ms - ago_ms for ago_ms in (55_000.0, 30_000.0, 3_000.0)]
-    for number, zero_ms in enumerate((0.0, apart_ms)):
+    for zero_ms in (0.0, apart_ms):
         told = counted(moments, told_at_ms, zero_ms, bad_at_ms=moments[1:])
-        seen.add(f"frontend-{number}", OURS, told, told_at_ms)
+        seen.add(OURS, told, zero_of_clock_ms(told, told_at_ms))
     its = seen.by_model()[OURS]
     assert len(its) * seen.bin_ms == pytest.approx(60_000.0, abs=3 * ARRIVAL_BIN_MS)
     came = [number for number, count in enumerate(its) if count]
@@ -268,13 +286,13 @@ def test_frontends_whose_hosts_were_started_at_other_times_are_put_beside_each_o
 def test_what_an_older_frontend_says_of_the_minute_is_not_lost() -> None:
     seen = CountsSeen()
     told = counted([10_000.0, 50_000.0], 60_000.0, bad_at_ms=[10_000.0, 50_000.0])
-    seen.add("frontend-0", OURS, replace(told, bad_by_second=(), unserved_by_second=()), 60_000.0)
+    seen.add(OURS, replace(told, bad_by_second=(), unserved_by_second=()), 0.0)
     assert seen.bad(60_000.0) == {OURS: 2}
 
 
 def test_nothing_is_counted_where_nobody_serves_the_model() -> None:
     seen = CountsSeen()
-    seen.add("frontend-0", OURS, RequestsRemembered(()), 60_000.0)
+    seen.add(OURS, RequestsRemembered(()), 0.0)
     assert (seen.by_model(), seen.offered(60_000.0)) == ({}, {})
 
 
@@ -284,7 +302,7 @@ def test_a_model_is_judged_by_the_seconds_that_are_played() -> None:
     arrivals, bad = (40,) * 4_000 + (8,) * 8_000, (4_000,) * 20 + (0,) * 40
     newest = 20_000 * 200 - 1
     told = RequestsRemembered((), arrivals, ARRIVAL_BIN_MS, sum(bad), newest, 0, bad, (0,) * 60)
-    seen.add("frontend-0", OURS, told, (newest + 1) * ARRIVAL_BIN_MS)
+    seen.add(OURS, told, 0.0)
     model = {"name": OURS, "slo_ms": 25, "profile": {"alpha_ms": 0.2, "beta_ms": 5, "max_batch": 64}}
     config = parse_config({"models": [model], "cluster": {"gpus": 1}}, Path())
     minute = minute_from(config, settings_from(config), seen.by_model(), seen.bin_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from roles.cli.why import told, why_document
 from roles.config.cluster import NetworkConfig
 from roles.observability.diagnosis import Cause, Evidence, Finding, Played, diagnose, measured
 from roles.observability.explain import explain
+from roles.observability.last_minute import minute_from
 from roles.observability.remedies import Remedy, remedies
-from roles.observability.remembered import BatchSeen
+from roles.observability.remembered import BatchSeen, CountsSeen
 from roles.observability.situation import Situation
 from tests.observed_stage import observed
 
@@ -312,6 +314,43 @@ def test_a_model_that_nothing_hosts() -> None:
     assert first(bare).sentence == f"no ready slice hosts resnet50: {NO_LOADER}"
     (verdict, *_) = told(bare.evidence(OURS), diagnose(bare.evidence(OURS)), [])
     assert verdict.startswith("resnet50 is not served: ")
+
+
+def test_a_minute_of_which_no_frontend_counts_anything_is_one_in_which_nothing_came() -> None:
+    situation = observed(document(), 1.0)
+    config, settings = situation.minute.config, situation.minute.settings
+    assert settings is not None
+    minute = minute_from(config, settings, {}, 0.0)
+    counts = CountsSeen()
+    counted_ms = counts.counted_ms(minute.span_ms)
+    nothing = Situation(minute, (), (), {}, 0.0, counted_ms, {}, {}, {OURS: 1}, {}, {})
+    evidence = nothing.evidence(OURS)
+    assert told(evidence, diagnose(evidence), []) == ["No request for resnet50 came in the last 60 s."]
+
+
+def test_a_network_as_configured_is_not_blamed_for_large_batches_among_many_small_ones() -> None:
+    """Most batches are of one request, most requests are in batches of 64; late ones are remembered in full."""
+    situation = observed(document(), 1.0)
+    way_ms = 0.25
+    network = NetworkConfig(data_ms_per_item=way_ms)
+    (first_batch, *_) = situation.batches
+    (first_request, *_) = (one for one in situation.requests if one.has_run)
+    batches, requests = [], []
+    for size in [1] * 40 + [64] * 20:
+        transfer_ms = way_ms * size
+        entry = replace(first_batch.entry, batch_size=size, transfer_ms=transfer_ms)
+        batches.append(dataclasses.replace(first_batch, entry=entry))
+        ledger = replace(first_request.ledger, batch_size=size, transfer_ms=transfer_ms, return_ms=0.0)
+        one = dataclasses.replace(first_request, record=replace(first_request.record, ledger=ledger))
+        requests += [one] * size
+    config = replace(situation.minute.config, network=network)
+    known = {name: getattr(situation, name) for name in situation.__slots__}
+    minute = replace(situation.minute, config=config)
+    as_configured = Situation(**known | {"minute": minute, "batches": batches, "requests": requests})
+    nearer = replace(minute, config=replace(config, network=NetworkConfig()))
+    for played, is_blamed in ((minute, False), (nearer, True)):
+        evidence = dataclasses.replace(as_configured, minute=played).evidence(OURS, is_played=False)
+        assert (Cause.NETWORK in [one.cause for one in measured(evidence)]) is is_blamed
 
 
 def test_a_late_or_refused_request_is_explained_by_what_ran_instead() -> None:

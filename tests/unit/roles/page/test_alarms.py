@@ -32,9 +32,9 @@ def test_a_model_that_misses_its_slo_is_said_with_its_figures() -> None:
 
 @pytest.mark.parametrize(
     ("late", "bad_rate", "missed", "alarms"),
-    [(1, 0.5, True, 0), (2, 0.02, True, 1), (2, 0.009, False, 0), (0, None, False, 0)],
+    [(1, 0.5, True, 0), (1, 0.2, False, 0), (2, 0.02, True, 1), (2, 0.009, False, 0), (0, None, False, 0)],
 )
-def test_one_bad_request_alone_is_no_alarm_but_no_kept_slo_either(
+def test_one_bad_request_alone_is_no_missed_slo_unless_it_is_half_of_them_and_no_alarm(
     late: int, bad_rate: float | None, missed: bool, alarms: int
 ) -> None:
     own = live("a", late=late, bad_rate=bad_rate)
