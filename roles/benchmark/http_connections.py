@@ -8,6 +8,7 @@ What a request waits at the limit is the sender's doing: it is told as lateness,
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +35,8 @@ ANSWER_LIMIT_S: Final = 3.0  # long over any SLO: whoever waits so long has lost
 HEAD_BYTES_MAX: Final = 65_536
 OK: Final = 200
 BUSY: Final = (429, 503)
-CROSSING_S: Final = 0.05
-"""A server that closes an idle connection just as we send says so within that time; one that ends later had the request."""
+IDLE_S: Final = 1.0
+"""A server that closes an idle connection may do so just as we send: one that was used within that time ended with the request."""
 _ANSWERED: Final = InferResult({}, Ledger())  # what it says is not looked at
 Written = Callable[[float], bytes | None]
 
@@ -153,8 +154,9 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._reader = AnswerReader()
         self._asked: _Asked | None = None
-        self._asked_at_s = 0.0
-        self._is_used = False
+        self._answered_at_s = math.inf  # last; infinite: it has never been used
+        self._was_idle = False
+        """Before the last request: for so long that the server may have closed it then."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -170,7 +172,8 @@ class _Connection(asyncio.Protocol):
         if request is None:
             asked.future.set_exception(DeadlineExceeded("the sender was later than the whole budget"))
             return False
-        self._asked, asked.connection, self._asked_at_s = asked, self, now_s
+        self._asked, asked.connection = asked, self
+        self._was_idle = now_s - self._answered_at_s >= IDLE_S
         self.transport.write(request)
         return True
 
@@ -183,11 +186,11 @@ class _Connection(asyncio.Protocol):
             return
         if status is None:
             return
-        self._is_used = True
+        now_s = self._answered_at_s = asyncio.get_running_loop().time()
         asked = self._asked
         if asked is not None:
-            took_s = asyncio.get_running_loop().time() - asked.asked_at_s
-            self._finish(self._server.read(self._reader.answer, asked.model, 1e3 * took_s))
+            took_ms = 1e3 * (now_s - asked.asked_at_s)
+            self._finish(self._server.read(self._reader.answer, asked.model, took_ms))
         if self._reader.is_last:
             self.transport.close()
         else:
@@ -196,10 +199,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.is_gone(self)
         asked = self._asked
-        is_just_sent = asyncio.get_running_loop().time() - self._asked_at_s < CROSSING_S
-        is_stale = (
-            self._is_used and self._reader.is_untouched and is_just_sent and not self._server.is_closing
-        )
+        is_stale = self._was_idle and self._reader.is_untouched and not self._server.is_closing
         if asked is not None and is_stale and not asked.future.done():
             self._asked = None
             self._server.ask(asked)

@@ -75,11 +75,12 @@ class PageServer:
         self._on_read = on_read
         self._clock = clock
         self._files = files()
+        self._own = own_hosts(address)
         self._server = SmallHttpServer(
             address, self._answer, "page", "the page cannot be served", CONNECTIONS_MAX
         )
         # `url` may say it in another way than the file.
-        self._own = own_hosts(address, self._server.address)
+        self._own |= own_hosts(self._server.address)
 
     @property
     def url(self) -> str:

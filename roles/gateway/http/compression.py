@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import zlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,8 @@ _NO: Final = re.compile(r"q=0(\.0*)?")
 """The weight of what is not wanted (RFC 9110, 12.4.2)."""
 _LEVEL: Final = 1  # tensors hardly get smaller at higher ones, and take five times as long
 _THREADS: Final = 4
+_PIECE_BYTES: Final = 1 << 20
+"""Compressed at a time: some 20 ms, by which the process's end may wait for it."""
 
 
 class Decoder:
@@ -66,6 +69,7 @@ class Compressor:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._threads = ThreadPoolExecutor(_THREADS, "compressing")
+        self._is_over = threading.Event()
 
     def start(self, reply: Reply, encoding: str, done: Callable[[Reply], None]) -> Cancellable | None:
         """`done` hears the answer, compressed, on the running loop, unless it is cancelled before it has a thread. None: there is no room for it."""
@@ -79,17 +83,18 @@ class Compressor:
             with suppress(RuntimeError):  # the loop is closed: the gateway has ended
                 loop.call_soon_threadsafe(ended, work)
 
-        work = self._threads.submit(compressed, reply, encoding)
+        work = self._threads.submit(compressed, reply, encoding, self._is_over.is_set)
         work.add_done_callback(tell)
         return work
 
     def close(self) -> None:
-        """Give up those that have no thread yet."""
+        """Give up all: those that have a thread after the piece that they are at, for the process ends when its threads have."""
+        self._is_over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, taken_bytes: int, done: Callable[[Reply], None], work: Future[Reply]) -> None:
         self._budget.give_back(taken_bytes)
-        if not work.cancelled():
+        if not work.cancelled() and not self._is_over.is_set():
             done(work.result())
 
 
@@ -104,9 +109,21 @@ def chosen(accepted: str, size_bytes: int) -> str | None:
     return None
 
 
-def compressed(reply: Reply, encoding: str) -> Reply:
-    """The same answer, with its body in that encoding."""
+def compressed(reply: Reply, encoding: str, is_given_up: Callable[[], bool] = lambda: False) -> Reply:
+    """The same answer, with its body in that encoding. Raises CancelledError when nobody wants it any more."""
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
-    body = b"".join([*(stream.compress(part) for part in reply.body), stream.flush()])
+    found = []
+    for piece in _pieces(reply.body):
+        if is_given_up():
+            raise CancelledError
+        found.append(stream.compress(piece))
+    body = b"".join([*found, stream.flush()])
     headers = (*reply.headers, ("Content-Encoding", encoding), ("Vary", "Accept-Encoding"))
     return replace(reply, body=(body,), headers=headers)
+
+
+def _pieces(body: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in body:
+        view = memoryview(part)
+        for at in range(0, len(view), _PIECE_BYTES):
+            yield view[at : at + _PIECE_BYTES]

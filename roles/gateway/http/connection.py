@@ -27,6 +27,8 @@ LOOK_EVERY_S: Final = 0.25
 _THREAD_FROM_BYTES: Final = 64 << 10  # compressing more than that takes over a millisecond
 _PIECE_BYTES: Final = 64 << 10
 """Of an answer: as much as a transport buffers before it says that its client does not read."""
+WAITING_BYTES_MAX: Final = 64 << 10
+"""Of the bodies that wait behind a request: with so many nothing more is read."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -260,8 +262,13 @@ class HttpConnection(asyncio.Protocol):
         if self._is_continue_wanted and self._is_free and self._transport is not None:
             self._is_continue_wanted = False
             self._transport.write(_CONTINUE)
-        # Who has gone is heard by reading; what comes over the bound is refused, so it is not read before there is room.
-        self._read_on(len(self._waiting) < self._server.limits.pipelined_max or self._is_over)
+        # Who has gone is heard by reading; what comes over the bound is refused, so it is not read before there is room. Nor is
+        # more read behind large bodies: one connection would take all others' room.
+        waiting_bytes = sum(len(one.body) for one in self._waiting if isinstance(one, Request))
+        has_room = (
+            len(self._waiting) < self._server.limits.pipelined_max and waiting_bytes < WAITING_BYTES_MAX
+        )
+        self._read_on(has_room or self._is_over)
         self._hold_up(self._request is not None or bool(self._waiting) or not self._is_writing)
 
     def _answer(self, reply: Reply) -> None:

@@ -164,8 +164,9 @@ class RpcServer:
         """Where it listens. Raises ConfigError."""
         try:
             if self._certificate is not None:
-                self._pem = (b"", b"")
-                credentials = grpc.dynamic_ssl_server_credentials(self._renewed(), self._renewed)
+                self._pem = pem = self._certificate.pem
+                first = grpc.ssl_server_certificate_configuration([pem])
+                credentials = grpc.dynamic_ssl_server_credentials(first, self._renewed)
                 port = server.add_secure_port(address, credentials)
             else:
                 port = server.add_insecure_port(address)

@@ -37,7 +37,7 @@ from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.core import Send
 from roles.runtime.epochs import BELIEVED_LEAP_MAX, EPOCH_MAX, HELD_MS, RENEW_EVERY_MS, epoch_above
 
-STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first
+STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first, and one without a plan all others
 FIRST_STAGGER_MS: Final = 1_000.0  # the same, where no scheduler was ever active: nothing is served meanwhile
 CANDIDATE_MS: Final = 300.0  # for a majority to grant: each agent writes to its disk first
 AGAIN_AFTER_MS: Final = 100.0  # times its number and one, so that two do not campaign in step for ever
@@ -138,6 +138,7 @@ class Election:
         self.takeovers = 0
         self.wake_at_ms = NEVER_MS
         """The next moment worth a `tick`; inf: none."""
+        self.has_plan = True  # else it does not campaign, also when the moment for that has come
         self.lapses_at_ms = NEVER_MS
         """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
         self._number = number
@@ -156,8 +157,7 @@ class Election:
         self._not_before_ms = 0.0
         self._overdue_at_ms = NEVER_MS
         self._renew_at_ms = NEVER_MS
-        self._asked_at_ms = 0.0
-        """When it asked all agents last."""
+        self._asked_at_ms = 0.0  # all agents, last
 
     # ------------------------------------------------------------ events
 
@@ -334,9 +334,11 @@ class Election:
             self._campaign_at_ms = NEVER_MS
             return
         if self._campaign_at_ms == NEVER_MS:
-            stagger_ms = STAGGER_MS if any(agent.epoch for agent in here) else FIRST_STAGGER_MS
-            self._campaign_at_ms = max(now_ms + stagger_ms * self._number, self._not_before_ms)
-        if now_ms >= self._campaign_at_ms:
+            behind = self._number + (0 if self.has_plan else self._electorate.schedulers)
+            is_first = not any(agent.epoch for agent in here)
+            stagger_ms = FIRST_STAGGER_MS * self._number if is_first else STAGGER_MS * behind
+            self._campaign_at_ms = max(now_ms + stagger_ms, self._not_before_ms)
+        if self.has_plan and now_ms >= self._campaign_at_ms:
             self._campaign(now_ms, actions)
 
     def _campaign(self, now_ms: float, actions: list[ElectionAction], in_place_of: int = 0) -> None:

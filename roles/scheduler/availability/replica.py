@@ -103,7 +103,7 @@ GATHER_FIRST_MS: Final = 1_000.0
 PREPARE_AFTER_MS: Final = 100.0
 """From a copy of the plan on: where one follows another, it is the last that may be needed."""
 PREPARE_WITHOUT_MS: Final = 0.8 * FIRST_STAGGER_MS
-"""From the start on, for a first copy. One that was sent none makes a plan itself before it may be elected: that may take longer than a lease lasts."""
+"""From the start on, for a first copy. One that was sent none makes a plan itself before it asks to be elected: that may take longer than a lease lasts."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
 OTHERS_WITHIN_MS: Final = 1_000.0
@@ -241,6 +241,7 @@ class SchedulerReplica:
         }
         self._checks = PeerChecks(rules, self.offences)
         self._core: SchedulerLike | None = None if settings.electorate.has_standby else make_core()
+        self._election.has_plan = self._core is not None
         self._look_ahead()
 
     @property
@@ -284,8 +285,7 @@ class SchedulerReplica:
                 if self._tell_again_at_ms <= now_ms:
                     self._tell_again(actions)
                 if self._prepare_at_ms <= now_ms:
-                    self._prepare_at_ms = NEVER_MS
-                    actions.append(PrepareCore())
+                    self._prepare(actions)
                 core_at_ms = None if self._core is None else self._core.wake_at_ms
                 if core_at_ms is not None and core_at_ms <= now_ms:
                     self._to_core(event, actions, now_ms)
@@ -296,6 +296,9 @@ class SchedulerReplica:
                 self._leave(actions, now_ms)
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
+        if not self._election.has_plan and self._election.wake_at_ms <= now_ms:
+            # The next turn asks for the epoch: this one may take longer than a lease lasts.
+            self._prepare(actions)
         self._open_if_gathered(actions, now_ms)
         if self._is_electable(now_ms) is not self._was_electable:
             self._was_electable = not self._was_electable
@@ -493,7 +496,13 @@ class SchedulerReplica:
             self._newest = version
             if not self._is_ending:
                 self._prepare_at_ms = now_ms + PREPARE_AFTER_MS
+            self._election.has_plan = True
             actions.append(KeepPlan(copy))
+
+    def _prepare(self, actions: list[ReplicaAction]) -> None:
+        self._prepare_at_ms = NEVER_MS
+        self._election.has_plan = True
+        actions.append(PrepareCore())
 
     def _tell_again(self, actions: list[ReplicaAction]) -> None:
         self._tell_again_at_ms = NEVER_MS

@@ -564,6 +564,8 @@ class Controller:
         failed = [move for move in moves if move.stage is not MoveState.DONE]
         if failed:
             reason = next((move.reason for move in failed if move.reason), "")
+            if task.grown is None and any(move.is_begun for move in moves):  # their GPUs may be in use by now
+                self._made_without &= task.absent
             self._give_up(task, "failed", "MoveFailed", reason, now_ms)
             return
         self._task = None

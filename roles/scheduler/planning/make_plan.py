@@ -150,6 +150,8 @@ def _made(asked: PlanAsked) -> PlanMade:
         target, unplaced = list(placed.slices), placed.unplaced
     else:
         hosted = tuple(model for model in current[asked.grown].models if model.model_id in wanted)
+        if not hosted:
+            raise ConfigError("it hosts nothing that is wanted")
         grown = replace(current[asked.grown], share_percent=asked.share_percent, models=hosted)
         target = [grown if slice_id == asked.grown else planned for slice_id, planned in running.items()]
     may_swap = not asked.grown and config.placement.name != "given"

@@ -170,11 +170,12 @@ class Ending(Wire):
             self.takes_ms = takes_ms
 
 
-@pytest.mark.parametrize(("ends_after_ms", "is_asked_again"), [(1.0, True), (500.0, False)])
-def test_a_request_is_asked_again_only_where_its_connection_ended_just_as_it_was_sent(
-    ends_after_ms: float, *, is_asked_again: bool
+@pytest.mark.parametrize(("idle_s", "is_asked_again"), [(2.0, True), (0.5, False)])
+@pytest.mark.parametrize("ends_after_ms", [1.0, 500.0])
+def test_a_request_is_asked_again_only_where_its_connection_was_idle_before_and_has_ended(
+    ends_after_ms: float, idle_s: float, *, is_asked_again: bool
 ) -> None:
-    """One that ends later ends with its server, which had the request."""
+    """One that was in use ends with its server, which had the request."""
     loop = LeapingLoop()
     ending, other = Ending(loop, ends_after_ms), Wire(loop, 1.0)
 
@@ -183,6 +184,7 @@ def test_a_request_is_asked_again_only_where_its_connection_ended_just_as_it_was
             (server,) = client._servers.values()
             ending.connects(server)
             await client.submit("m", {})
+            await asyncio.sleep(idle_s)
             server.opening.add(loop.create_task(asyncio.sleep(5)))  # it takes longer than the test
             loop.call_later(1.0, other.connects, server)
             future = client.submit("m", {})

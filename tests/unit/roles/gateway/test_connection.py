@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roles.gateway.failures import Failure, NotFound
-from roles.gateway.http.connection import LOOK_EVERY_S, HttpConnection, HttpServer
+from roles.gateway.http.connection import LOOK_EVERY_S, WAITING_BYTES_MAX, HttpConnection, HttpServer
 from roles.gateway.http.limits import HttpLimits
 from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Request
 from tests.unit.roles.gateway.doors import Doors, StandIn, at_doors, model
@@ -392,6 +392,21 @@ def test_a_client_is_heard_to_go_while_requests_of_its_wait_behind_one_another()
     assert stand.server.refused == 0
 
 
+def test_behind_large_bodies_that_wait_nothing_more_is_read() -> None:
+    """Else one connection could take the room of all others."""
+    stand = Stand()
+    connection, wire = stand.connected()
+    size = WAITING_BYTES_MAX // 2
+    one = get("later", f"Content-Length: {size}\r\n", "POST") + bytes(size)
+    paused = []
+    for _ in range(3):
+        connection.data_received(one)
+        paused.append(wire.is_paused)
+    assert paused == [False, False, True]
+    stand.later[0](stand.reply)
+    assert not wire.is_paused
+
+
 class Threads(Executor):
     """They begin and end what they are given when the test says so."""
 
@@ -455,6 +470,25 @@ def test_an_answer_whose_client_has_gone_is_not_compressed_any_more() -> None:
         threads.end(0)
         await until_told()
         assert stand.server.budget.used == 0
+
+    asyncio.run(run())
+
+
+def test_the_end_gives_up_an_answer_that_is_being_compressed_after_the_piece_that_it_is_at() -> None:
+    """The process ends when its threads have."""
+
+    async def run() -> None:
+        stand, threads = Stand(), Threads()
+        stand.server.compressor._threads = threads  # type: ignore[assignment]
+        connection, wire = stand.connected()
+        connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+        threads.begin(0)
+        stand.server.close()
+        with pytest.raises(CancelledError) as given_up:
+            threads.end(0)
+        threads.works[0].set_exception(given_up.value)
+        await until_told()
+        assert (statuses(wire), stand.server.budget.used) == ([], 0)
 
     asyncio.run(run())
 

@@ -21,6 +21,7 @@ from fabric.messages import (
     LeaseReport,
     ModelSpec,
     NodeHello,
+    PlanCopy,
     ReplicaInfo,
     RunBatch,
     SliceReady,
@@ -82,6 +83,8 @@ class Cluster:
         """How many each of all heard."""
         self.asks: dict[PeerId, LeaseAsked] = {}
         self.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), BORN, ()))
+        if schedulers > 1:
+            self.hear(PeerId("scheduler-0"), PlanCopy(1, 1, "digest", "{}"))
 
     def hear(self, peer: PeerId, message: AnyMessage) -> list[AnyMessage]:
         return self._note(self.replica.handle(Heard(peer, message), self.now_ms))

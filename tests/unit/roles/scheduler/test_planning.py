@@ -116,3 +116,5 @@ def test_the_growth_of_a_slice_leaves_all_others_as_they_are_whatever_they_host(
         assert [one.model_id for one in start.spec.models] == ["a"]
         assert start.spec.share_percent == 35.0
         assert [(move.ends, move.changes) for move in made.moves] == [((grown,), ())]
+    made = make_plan(PlanAsked(1, json.dumps(document), "", current, {}, grown=names[2], share_percent=35.0))
+    assert (made.moves, made.reason) == ((), "it hosts nothing that is wanted")
