@@ -89,8 +89,8 @@ def _first_line(stdout: IO[bytes]) -> bytes:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """In order; by force where that takes too long, or somebody presses Ctrl-C again: what the supervisor started dies with it."""
-    process.terminate()
     try:
+        process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=UP_STOP_LIMIT_MS / 1e3)
     finally:

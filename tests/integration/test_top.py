@@ -121,7 +121,7 @@ def test_it_draws_hears_keys_and_leaves(terminal: Terminal) -> None:
     terminal.press(b"\x1b")
     terminal.until(b"late or refused")
     terminal.press(b"e")
-    terminal.until(b"last minute")
+    terminal.until(b"came in the last")
     terminal.press(b"q")
     assert terminal.ended() == 0
 
