@@ -11,6 +11,7 @@ import pytest
 
 from fabric.errors import Internal, Overloaded, PeerLost
 from fabric.messages import Ledger
+from roles.benchmark import http_connections
 from roles.benchmark.http_connections import HttpClient, HttpTarget
 
 REQUEST = b"POST /m HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
@@ -117,7 +118,11 @@ def test_a_refusal_is_typed_and_the_connection_is_kept(status: int, error: type[
     run(work)
 
 
-def test_a_request_on_a_connection_that_was_closed_for_idleness_is_asked_again() -> None:
+def test_a_request_on_a_connection_that_was_closed_for_idleness_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_S", 0.0)
+
     async def work() -> None:
         server = Server()
         server.closes_after = 1

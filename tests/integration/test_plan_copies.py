@@ -70,9 +70,12 @@ class Active:
         monkeypatch.setattr(self.shell, "_send", lambda peer, message: self._sent.append((peer, message)))
 
     def begin(self) -> None:
-        """Two of the three agents are there."""
+        """Two of the three agents are there, and as nobody has sent a plan one is made before the election."""
         for host in NODES[:2]:
             self.feed(Heard(agent(host), self._leases[host]))
+        for _ in range(2):
+            self._now_ms += 1_000.0
+            self.feed(Tick())
         self.feed(Heard(STANDBY, SchedulerHello("scheduler-1", Incarnation("0"))))
 
     def raise_epoch(self) -> None:

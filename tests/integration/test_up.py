@@ -518,7 +518,7 @@ def test_what_finds_no_place_is_said_with_the_reason_by_up_status_and_why(home: 
         assert f"unplaced: tight (1.00 r/s): {words}" in " ".join(home.run(*command)[1].split())
     code, out, err = home.run("why", "tight")
     assert code == 0, err
-    assert out.startswith("tight is not served, and no request for it came in the last 60 s.\n")
+    assert out.startswith("tight is not served, and no request for it came in the last 59 s.\n")
     assert f"no ready slice hosts tight: {words}" in " ".join(out.split())
     assert home.run("down")[0] == 0
     home.assert_nothing_left()
