@@ -374,10 +374,11 @@ class SchedulerShell:
         self._outbox.flush()
 
     def _keep_plan(self) -> None:
-        copy, kept = self._copy(), self._kept
-        # Until an epoch is granted another plan would count for more.
-        if copy.epoch != NO_EPOCH and kept.is_due(copy.epoch, copy.number, self._clock):
-            kept.write(copy, self._clock.now_ms())
+        assert self._settled is not None, "it is active"
+        epoch = self._replica.epoch  # until one is granted another plan would count for more
+        if epoch != NO_EPOCH and self._kept.is_due(epoch, self._settled.number, self._clock):
+            copy = self._copy()  # not before: this is asked in every turn
+            self._kept.write(copy, self._clock.now_ms())
             self._send_copy(self._replica.plan_changed(), copy)
 
 

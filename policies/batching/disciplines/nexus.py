@@ -85,10 +85,9 @@ class Nexus(Baseline):
                 if not routes:
                     self._push(self._line_without_home(state), run)
                     continue
+                # One that is longer than a batch goes to several slices, as its requests would.
                 piece = None
-                while (
-                    piece is not run
-                ):  # one that is longer than a batch goes to several slices, as its requests would
+                while piece is not run:
                     slice_, turn = _next_turn(routes, run.count)
                     piece = run if run.count <= turn.batch_size else cut(run, turn.batch_size)
                     turn.routed += piece.count
