@@ -39,7 +39,6 @@ class Machine:
     kernel: str
     python: str
     libzmq: str
-    load_average: float
     date: str
 
 
@@ -54,7 +53,7 @@ class Result:
     failure: str = ""
 
 
-def this_machine(load_average: float) -> Machine:
+def this_machine() -> Machine:
     """The one this runs on."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
@@ -64,7 +63,6 @@ def this_machine(load_average: float) -> Machine:
         kernel=".".join(platform.release().split(".")[:2]),
         python=platform.python_version(),
         libzmq=zmq.zmq_version(),
-        load_average=load_average,
         date=dt.datetime.now(dt.UTC).date().isoformat(),
     )
 
@@ -91,8 +89,8 @@ def document(machine: Machine, results: Sequence[Result], long: Sequence[Long]) 
 def _machine(machine: Machine) -> str:
     return (
         f"{machine.date}: {machine.cores} cores of {machine.cpu}, {machine.memory_gb:.0f} GB; Linux {machine.kernel},"
-        f" Python {machine.python}, libzmq {machine.libzmq}; load average {machine.load_average:.2f} before the first"
-        " benchmark. Clients, servers and devices share these cores.\n"
+        f" Python {machine.python}, libzmq {machine.libzmq}."
+        " Clients, servers and devices share these cores; each section says the load average before it.\n"
     )
 
 
@@ -205,7 +203,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "benchmarks.md")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    machine = this_machine(os.getloadavg()[0])
+    machine = this_machine()
     for quick in QUICK:
         if quick.name in options.only and not options.render:
             print(f"== {command_of(quick)}", flush=True)
