@@ -263,10 +263,12 @@ class HttpConnection(asyncio.Protocol):
             self._is_continue_wanted = False
             self._transport.write(_CONTINUE)
         # Who has gone is heard by reading; what comes over the bound is refused, so it is not read before there is room. Nor is
-        # more read behind large bodies: one connection would take all others' room.
+        # more read behind large bodies: one connection would take all others' room. Nor behind a last refusal that waits.
         waiting_bytes = sum(len(one.body) for one in self._waiting if isinstance(one, Request))
         has_room = (
-            len(self._waiting) < self._server.limits.pipelined_max and waiting_bytes < WAITING_BYTES_MAX
+            len(self._waiting) < self._server.limits.pipelined_max
+            and waiting_bytes < WAITING_BYTES_MAX
+            and not (self._reader is not None and self._reader.is_closed)
         )
         self._read_on(has_room or self._is_over)
         self._hold_up(self._request is not None or bool(self._waiting) or not self._is_writing)

@@ -167,9 +167,9 @@ class HttpReader:
         return self._state is _State.IDLE
 
     @property
-    def has_asked(self) -> bool:
-        """Whether anything ever came."""
-        return self._has_asked
+    def is_closed(self) -> bool:
+        """Nothing more is read: what was read last ends the connection, or it has ended."""
+        return self._state is _State.CLOSED
 
     # ------------------------------------------------------------ from the parser
 

@@ -405,6 +405,18 @@ def test_behind_large_bodies_that_wait_nothing_more_is_read() -> None:
     assert paused == [False, False, True]
     stand.later[0](stand.reply)
     assert not wire.is_paused
+@pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
+def test_behind_a_last_refusal_that_waits_nothing_more_is_read(head: str) -> None:
+    """It would be thrown away, as fast as it comes, for as long as the answer before is awaited."""
+    stand = Stand()
+    connection, wire = stand.connected()
+    connection.data_received(get("later", head) + b"this is not HTTP\r\n\r\n")
+    assert wire.is_paused
+    stand.later[0](stand.reply)
+    assert statuses(wire) == ([b"200"] if head else [b"200", b"400"])
+    assert wire.is_closed or not wire.is_paused, "what comes then is thrown away for a while"
+
+
 
 
 class Threads(Executor):
