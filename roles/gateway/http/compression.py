@@ -64,7 +64,11 @@ class Decoder:
 
 
 class Compressor:
-    """Compresses answers on threads of its own. Each has its bytes of the budget for as long as it waits for a thread and has one."""
+    """Compresses answers on threads of its own. Each has its bytes of the budget for as long as it waits for a thread and has one.
+
+    One of no more than a piece is compressed also where there is no room for it, and may be small enough then to need none: so the
+    page of metrics is told also then.
+    """
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -72,30 +76,64 @@ class Compressor:
         self._is_over = threading.Event()
 
     def start(self, reply: Reply, encoding: str, done: Callable[[Reply], None]) -> Cancellable | None:
-        """`done` hears the answer, compressed, on the running loop, unless it is cancelled before it has a thread. None: there is no room for it."""
-        size_bytes = reply.size_bytes
-        if not self._budget.take(size_bytes):
-            return None
+        """`done` hears the answer, compressed, on the running loop, unless it is cancelled before. None: there is no room for it."""
+        taken_bytes = reply.size_bytes
+        if not self._budget.take(taken_bytes):
+            if taken_bytes > _PIECE_BYTES:
+                return None
+            taken_bytes = 0
         loop = asyncio.get_running_loop()
-        ended = partial(self._ended, size_bytes, done)
+        ended = partial(self._ended, taken_bytes, done)
 
-        def tell(work: Future[Reply]) -> None:
+        def tell(work: Future[Reply | None]) -> None:
             with suppress(RuntimeError):  # the loop is closed: the gateway has ended
                 loop.call_soon_threadsafe(ended, work)
 
-        work = self._threads.submit(compressed, reply, encoding, self._is_over.is_set)
-        work.add_done_callback(tell)
-        return work
+        job = _Job(reply, encoding, self._is_over)
+        job.begin(self._threads).add_done_callback(tell)
+        return job
 
     def close(self) -> None:
         """Give up all: those that have a thread after the piece that they are at, for the process ends when its threads have."""
         self._is_over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self, taken_bytes: int, done: Callable[[Reply], None], work: Future[Reply]) -> None:
+    def _ended(self, taken_bytes: int, done: Callable[[Reply], None], work: Future[Reply | None]) -> None:
         self._budget.give_back(taken_bytes)
-        if not work.cancelled() and not self._is_over.is_set():
-            done(work.result())
+        reply = None if work.cancelled() else work.result()
+        if reply is not None and not self._is_over.is_set():
+            done(reply)
+
+
+class _Job:
+    """One answer. The pool keeps what was cancelled until it has a thread for it: so that is this, without the answer."""
+
+    def __init__(self, reply: Reply, encoding: str, is_over: threading.Event) -> None:
+        self._reply: Reply | None = reply
+        self._encoding = encoding
+        self._is_over = is_over
+        self._work: Future[Reply | None] | None = None
+
+    def begin(self, threads: ThreadPoolExecutor) -> Future[Reply | None]:
+        """Its end, in time."""
+        self._work = threads.submit(self._run)
+        return self._work
+
+    def cancel(self) -> None:
+        """Let go of the answer: at once, or after the piece that a thread is at."""
+        self._reply = None
+        if self._work is not None:
+            self._work.cancel()
+
+    def _run(self) -> Reply | None:
+        # An error that got out of here would be kept, and by its frames the answer.
+        with suppress(CancelledError):
+            if (reply := self._reply) is not None:
+                return compressed(reply, self._encoding, self._is_given_up)
+        return None
+
+    def _is_given_up(self) -> bool:
+        return self._reply is None or self._is_over.is_set()
 
 
 def chosen(accepted: str, size_bytes: int) -> str | None:

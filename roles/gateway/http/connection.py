@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
@@ -153,11 +154,10 @@ class HttpConnection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._server.lingering -= self._is_lingering
         self._transport = None
-        if self._cancellable is not None:
-            self._cancellable.cancel()
-            self._cancellable = None
-        if self._compressing is not None:
-            self._compressing.cancel()
+        for going_on in (self._cancellable, self._compressing):
+            if going_on is not None:
+                going_on.cancel()
+        self._cancellable = self._compressing = None
         if self._reader is not None:
             self._reader.close()
         for one in (self._request, *self._waiting):
@@ -258,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
                 log.exception("request_failed path=%r", one.head.path[:200])
                 self._answer(failed(failure_of(error)))
             self._is_starting = False
-            self._cancellable = cancellable if self._request is one else None  # it may be answered by now
+            self._cancellable = None if self._request is None else cancellable  # it may be answered by now
         if self._is_continue_wanted and self._is_free and self._transport is not None:
             self._is_continue_wanted = False
             self._transport.write(_CONTINUE)
@@ -284,22 +284,20 @@ class HttpConnection(asyncio.Protocol):
         elif reply.size_bytes < _THREAD_FROM_BYTES:
             self._write(request, compressed(reply, encoding))
         else:
-            done = partial(self._compressed, request)
+            # It makes room for its own answer, as in `_write`.
+            self._server.budget.give_back(len(request.body))
+            self._request = request = replace(request, body=b"")
+            done = partial(self._write, request)
             self._compressing = self._server.compressor.start(reply, encoding, done)
             if self._compressing is None:
                 self._write(request, _without_room(reply))
-
-    def _compressed(self, request: Request, reply: Reply) -> None:
-        if self._request is request:
-            self._compressing = None
-            self._write(request, reply)
 
     def _write(self, request: Request, reply: Reply) -> None:
         if self._transport is None:
             return
         budget = self._server.budget
         budget.give_back(len(request.body))
-        self._request = self._cancellable = None
+        self._request = self._cancellable = self._compressing = None
         is_head_only = request.head.method == "HEAD"
         # A small answer needs no room: health is told also where there is none.
         held_bytes = 0 if is_head_only or reply.size_bytes < _PIECE_BYTES else reply.size_bytes

@@ -74,6 +74,8 @@ class HttpInference:
         except Exception as error:  # noqa: BLE001  what a model gives out must not end everybody's gateway
             self._end(self._failure_of(error))
         else:
+            # Asked once only. Its body is not kept while the answer is compressed.
+            self._request = replace(self._request, body=b"")
             self._answer(replace(reply, on_written=partial(self._written_out, outcome)))
 
     def _refused(self, info: ModelInfo | None, failure: Failure) -> None:

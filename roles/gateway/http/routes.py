@@ -183,13 +183,14 @@ class Routes:
 
     def start(self, request: Request, answer: Answer) -> Cancellable | None:
         """Answer one request."""
-        route = route_of(request.head)
+        head = request.head
+        route = route_of(head)
         if route.name in _INFERENCES:
             inference = HttpInference(
                 self._service,
                 route.model,
                 request,
-                lambda reply: answer(_traced(request, reply)),
+                lambda reply: answer(_traced(head, reply)),
                 is_plain=route.name == "predict",
             )
             inference.start()
@@ -284,8 +285,8 @@ def _tell(done: asyncio.Future[Any], answer: Answer) -> None:
             answer(Reply(200, (write_json(document),)))
 
 
-def _traced(request: Request, reply: Reply) -> Reply:
-    traceparent = traceparent_of(request.head.headers.get("traceparent"))
+def _traced(head: Head, reply: Reply) -> Reply:
+    traceparent = traceparent_of(head.headers.get("traceparent"))
     if traceparent is None:
         return reply
     return replace(reply, headers=(*reply.headers, ("traceparent", traceparent)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roles.gateway.failures import Failure, NotFound
@@ -21,6 +23,9 @@ from tests.unit.roles.gateway.doors import Doors, StandIn, at_doors, model
 
 LARGE = 100_000
 LIMITS = HttpLimits(bodies_bytes_max=2 * LARGE + LARGE // 2)
+PIECE = 1 << 20
+"""Of an answer, compressed at a time."""
+GZIP = "Accept-Encoding: gzip\r\n"
 
 
 class Wire(asyncio.Transport):
@@ -62,9 +67,9 @@ class Wire(asyncio.Transport):
 
 
 class Stand:
-    """Answers at once, `/large` with a large body, but `/later`: its answers are kept; `/refused` it refuses."""
+    """Answers at once, `/large` with a large body, of which two and a half have room, but `/later`: its answers are kept; `/refused` it refuses."""
 
-    def __init__(self) -> None:
+    def __init__(self, large: int = LARGE) -> None:
         self.now_ms_ = 0.0
         self.later: list[Answer] = []
         self.reply = Reply(200, (b"0123456789",))
@@ -72,7 +77,8 @@ class Stand:
         """Raised for the path `/defect`, while its head is read."""
         self.told: list[tuple[str, str]] = []
         """Paths that were refused, and why."""
-        self.server = HttpServer(self, LIMITS, self)
+        self.large = large
+        self.server = HttpServer(self, replace(LIMITS, bodies_bytes_max=large * 5 // 2), self)
 
     def now_ms(self) -> float:
         return self.now_ms_
@@ -90,7 +96,7 @@ class Stand:
         if request.head.path == "/later":
             self.later.append(answer)
         else:
-            answer(Reply(200, (bytes(LARGE),)) if request.head.path == "/large" else self.reply)
+            answer(Reply(200, (bytes(self.large),)) if request.head.path == "/large" else self.reply)
         return None
 
     def connected(self) -> tuple[HttpConnection, Wire]:
@@ -290,14 +296,6 @@ def test_an_answer_that_is_on_its_way_goes_out_before_the_connection_ends(why: s
     assert wire.is_closed
 
 
-def test_a_request_makes_room_for_its_own_answer() -> None:
-    stand = Stand()
-    stand.server.budget.take(LARGE + LARGE // 2)
-    connection, wire = stand.connected()
-    connection.data_received(get("large", f"Content-Length: {LARGE}\r\n", "POST") + bytes(LARGE))
-    assert statuses(wire) == [b"200"]
-
-
 def test_what_our_reading_fails_on_ends_that_connection_only_and_is_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -405,6 +403,8 @@ def test_behind_large_bodies_that_wait_nothing_more_is_read() -> None:
     assert paused == [False, False, True]
     stand.later[0](stand.reply)
     assert not wire.is_paused
+
+
 @pytest.mark.parametrize("head", ["", "Connection: close\r\n"])
 def test_behind_a_last_refusal_that_waits_nothing_more_is_read(head: str) -> None:
     """It would be thrown away, as fast as it comes, for as long as the answer before is awaited."""
@@ -415,8 +415,6 @@ def test_behind_a_last_refusal_that_waits_nothing_more_is_read(head: str) -> Non
     stand.later[0](stand.reply)
     assert statuses(wire) == ([b"200"] if head else [b"200", b"400"])
     assert wire.is_closed or not wire.is_paused, "what comes then is thrown away for a while"
-
-
 
 
 class Threads(Executor):
@@ -444,41 +442,93 @@ async def until_told() -> None:
     await asyncio.sleep(0)
 
 
+def compressing() -> tuple[Stand, Threads]:
+    """Its large answers are of two pieces: smaller ones are compressed also where there is no room."""
+    stand, threads = Stand(2 * PIECE), Threads()
+    stand.server.compressor._threads = threads  # type: ignore[assignment]
+    return stand, threads
+
+
 def test_an_answer_that_waits_to_be_compressed_has_its_bytes_of_the_budget_until_it_is() -> None:
     async def run() -> None:
-        stand, threads = Stand(), Threads()
-        stand.server.compressor._threads = threads  # type: ignore[assignment]
+        stand, threads = compressing()
         wires = []
         for _ in range(3):
             connection, wire = stand.connected()
-            connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+            connection.data_received(get("large", GZIP))
             wires.append(wire)
         assert [statuses(wire) for wire in wires] == [[], [], [b"503"]]
-        assert stand.server.budget.used == 2 * LARGE
+        assert stand.server.budget.used == 2 * stand.large
         threads.begin(0)
         threads.end(0)
         await until_told()
         assert statuses(wires[0]) == [b"200"]
-        assert stand.server.budget.used == LARGE, "compressed, it is small"
+        assert stand.server.budget.used == stand.large, "compressed, it is small"
 
     asyncio.run(run())
 
 
-def test_an_answer_whose_client_has_gone_is_not_compressed_any_more() -> None:
-    """One that has a thread keeps it, and its bytes, until that is over."""
+@pytest.mark.parametrize("head", ["", GZIP])
+def test_a_request_makes_room_for_its_own_answer(head: str) -> None:
+    async def run() -> None:
+        stand, threads = compressing()
+        others = stand.large * 3 // 2
+        stand.server.budget.take(others)
+        connection, wire = stand.connected()
+        body = bytes(stand.large)
+        connection.data_received(get("large", f"{head}Content-Length: {len(body)}\r\n", "POST") + body)
+        for at in range(len(threads.works)):
+            assert stand.server.budget.used == others + stand.large
+            threads.begin(at)
+            threads.end(at)
+        await until_told()
+        assert statuses(wire) == [b"200"]
+        assert stand.server.budget.used == others
+
+    asyncio.run(run())
+
+
+def test_an_answer_of_one_piece_is_compressed_also_where_there_is_no_room() -> None:
+    """Such as the page of metrics, which is asked for most of all then."""
 
     async def run() -> None:
-        stand, threads = Stand(), Threads()
-        stand.server.compressor._threads = threads  # type: ignore[assignment]
-        for _ in range(2):
+        stand, threads = compressing()
+        stand.server.budget.take(stand.server.limits.bodies_bytes_max)
+        for size, status in ((PIECE + 1, b"503"), (PIECE, b"200")):
             connection, wire = stand.connected()
-            connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
-            if not threads.works[0].running():
+            connection.data_received(get("later", GZIP))
+            stand.later.pop()(Reply(200, (bytes(size),)))
+            for at in range(len(threads.works)):
+                threads.begin(at)
+                threads.end(at)
+            await until_told()
+            assert statuses(wire) == [status]
+            assert stand.server.budget.used == stand.server.limits.bodies_bytes_max
+        assert b"Content-Encoding: gzip" in wire.out
+
+    asyncio.run(run())
+
+
+def test_an_answer_whose_client_has_gone_is_let_go_of_and_not_compressed_any_more() -> None:
+    """One that has a thread keeps its bytes until the thread has heard of it. The pool keeps what was to be done in any case."""
+
+    async def run() -> None:
+        stand, threads = compressing()
+        bodies = []
+        for at in range(2):
+            connection, wire = stand.connected()
+            connection.data_received(get("later", GZIP))
+            body = np.zeros(stand.large, np.uint8)
+            bodies.append(weakref.ref(body))
+            stand.later.pop()(Reply(200, (body.data,)))
+            del body
+            if at == 0:
                 threads.begin(0)
             lost(wire)
         await until_told()
         assert [work.cancelled() for work in threads.works] == [False, True]
-        assert stand.server.budget.used == LARGE
+        assert [body() is None for body in bodies] == [True, True]
+        assert stand.server.budget.used == stand.large
         threads.end(0)
         await until_told()
         assert stand.server.budget.used == 0
@@ -486,20 +536,38 @@ def test_an_answer_whose_client_has_gone_is_not_compressed_any_more() -> None:
     asyncio.run(run())
 
 
-def test_the_end_gives_up_an_answer_that_is_being_compressed_after_the_piece_that_it_is_at() -> None:
+@pytest.mark.parametrize("why", ["its client goes", "the gateway ends"])
+def test_an_answer_that_is_being_compressed_is_given_up_after_the_piece_that_it_is_at(why: str) -> None:
     """The process ends when its threads have."""
 
     async def run() -> None:
-        stand, threads = Stand(), Threads()
-        stand.server.compressor._threads = threads  # type: ignore[assignment]
+        stand, threads = compressing()
         connection, wire = stand.connected()
-        connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+        taken = []
+
+        class Parts(list[bytes]):
+            """Of an answer. In the middle of the first one it is given up."""
+
+            def __iter__(self) -> Iterator[bytes]:
+                for part in super().__iter__():
+                    if threads.works and threads.works[0].running():
+                        taken.append(part)
+                    yield part
+                    if len(taken) == 1:
+                        give_up()
+
+        def give_up() -> None:
+            if why == "its client goes":
+                lost(wire)
+            else:
+                stand.server.close()
+
+        connection.data_received(get("later", GZIP))
+        stand.later.pop()(Reply(200, Parts([bytes(PIECE)] * 3)))
         threads.begin(0)
-        stand.server.close()
-        with pytest.raises(CancelledError) as given_up:
-            threads.end(0)
-        threads.works[0].set_exception(given_up.value)
+        threads.end(0)
         await until_told()
+        assert len(taken) == 2, "the second one is not compressed any more"
         assert (statuses(wire), stand.server.budget.used) == ([], 0)
 
     asyncio.run(run())
@@ -513,7 +581,7 @@ def test_the_end_does_not_wait_for_answers_that_have_no_thread_yet() -> None:
         for _ in range(threads._max_workers):
             threads.submit(may_end.wait, 60)
         connection, _ = stand.connected()
-        connection.data_received(get("large", "Accept-Encoding: gzip\r\n"))
+        connection.data_received(get("large", GZIP))
         stand.server.close()
         assert threads._work_queue.qsize() == 0 or threads._work_queue.get_nowait() is None
         await until_told()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from fabric.errors import NoReplica
 from fabric.ids import ModelId
+from roles.gateway.http.messages import Head, Reply, Request
 from roles.gateway.tokens import Tokens
 from tests.unit.roles.gateway.doors import Doors, StandIn, asked, at_doors, model
 
@@ -210,6 +213,26 @@ def test_an_answer_for_which_there_is_no_room_is_one_failure(door: str, tmp_path
         assert doors.counted("any") == (0, 1)
 
     at_doors(tmp_path, StandIn(model("any", None)), test)
+
+
+def test_an_inference_that_is_answered_holds_its_body_no_more(tmp_path: Path) -> None:
+    """Its answer may wait to be compressed, and the body is not counted then."""
+
+    async def test(doors: Doors) -> None:
+        await doors.service.models()
+        body = json.dumps({"inputs": [1, 2, 3]}).encode()
+        own = sys.getrefcount(body)
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        head = Head("POST", "/v1/models/m:predict", "", {})
+        request = Request(head, body, doors.service.clock.now_ms())
+        under_way = doors.http.handler.start(request, answered.set_result)
+        del request
+        assert sys.getrefcount(body) > own
+        assert (await answered).status == 200
+        assert under_way is not None
+        assert sys.getrefcount(body) == own
+
+    at_doors(tmp_path, StandIn(model()), test)
 
 
 INFER = "POST /v2/models/m/{}infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n"
