@@ -66,24 +66,23 @@ class Decoder:
 class Compressor:
     """Compresses answers on threads of its own. Each has its bytes of the budget for as long as it waits for a thread and has one.
 
-    One of no more than a piece is compressed also where there is no room for it, and may be small enough then to need none: so the
-    page of metrics is told also then.
+    Where there is no room, one at a time of no more than a piece is compressed all the same, and may be small enough then to need none:
+    so the page of metrics is told also then.
     """
 
     def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
+        self._budgets = (budget, BodyBudget(_PIECE_BYTES))
         self._threads = ThreadPoolExecutor(_THREADS, "compressing")
         self._is_over = threading.Event()
 
     def start(self, reply: Reply, encoding: str, done: Callable[[Reply], None]) -> Cancellable | None:
         """`done` hears the answer, compressed, on the running loop, unless it is cancelled before. None: there is no room for it."""
-        taken_bytes = reply.size_bytes
-        if not self._budget.take(taken_bytes):
-            if taken_bytes > _PIECE_BYTES:
-                return None
-            taken_bytes = 0
+        size_bytes = reply.size_bytes
+        budget = next((one for one in self._budgets if one.take(size_bytes)), None)
+        if budget is None:
+            return None
         loop = asyncio.get_running_loop()
-        ended = partial(self._ended, taken_bytes, done)
+        ended = partial(self._ended, budget, size_bytes, done)
 
         def tell(work: Future[Reply | None]) -> None:
             with suppress(RuntimeError):  # the loop is closed: the gateway has ended
@@ -98,8 +97,10 @@ class Compressor:
         self._is_over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self, taken_bytes: int, done: Callable[[Reply], None], work: Future[Reply | None]) -> None:
-        self._budget.give_back(taken_bytes)
+    def _ended(
+        self, budget: BodyBudget, size_bytes: int, done: Callable[[Reply], None], work: Future[Reply | None]
+    ) -> None:
+        budget.give_back(size_bytes)
         reply = None if work.cancelled() else work.result()
         if reply is not None and not self._is_over.is_set():
             done(reply)

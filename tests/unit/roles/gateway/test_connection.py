@@ -509,6 +509,27 @@ def test_an_answer_of_one_piece_is_compressed_also_where_there_is_no_room() -> N
     asyncio.run(run())
 
 
+def test_without_room_one_answer_at_a_time_is_compressed() -> None:
+    """Else there could be one for each connection, of which no budget knows."""
+
+    async def run() -> None:
+        stand, threads = compressing()
+        stand.server.budget.take(stand.server.limits.bodies_bytes_max)
+        wires = []
+        for _ in range(2):
+            connection, wire = stand.connected()
+            connection.data_received(get("later", GZIP))
+            stand.later.pop()(Reply(200, (bytes(PIECE),)))
+            wires.append(wire)
+        assert [statuses(wire) for wire in wires] == [[], [b"503"]]
+        threads.begin(0)
+        threads.end(0)
+        await until_told()
+        assert statuses(wires[0]) == [b"200"]
+
+    asyncio.run(run())
+
+
 def test_an_answer_whose_client_has_gone_is_let_go_of_and_not_compressed_any_more() -> None:
     """One that has a thread keeps its bytes until the thread has heard of it. The pool keeps what was to be done in any case."""
 
