@@ -14,6 +14,7 @@ from rich.text import Text
 
 from deploy.k8s.commands import k8s
 from deploy.ssh.deployed_cluster import Say
+from deploy.ssh.inventory import not_started
 from deploy.ssh.operations import logs, run, status
 from deploy.ssh.shell import Deployment, Result, exit_code_of
 from deploy.ssh.steps import Plan
@@ -21,7 +22,7 @@ from fabric.errors import FabricError, PeerLost
 from fabric.policy_options import counted
 from roles.cli.console import plain_console
 from roles.cli.json_output import echo_json
-from roles.cli.options import file_argument, json_option
+from roles.cli.options import file_argument, json_option, remark
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import EXIT_UNREACHABLE
 
@@ -47,7 +48,7 @@ def plan(file: Path, as_json: bool) -> None:  # noqa: FBT001  click's flag
 
     Exit 6 when some hosts cannot be done, 5 when none can be reached, 1 when the scheduler's cannot be done.
     """
-    _tell(Deployment.of(file).plan(), as_json=as_json)
+    _tell(_opened(file).plan(), as_json=as_json)
 
 
 @deploy.command()
@@ -66,7 +67,7 @@ def up(file: Path, forgotten: tuple[str, ...], is_dry: bool, as_json: bool) -> N
 
     What is so already is left alone. A host that FILE does not have any more is drained, ended and cleared. Exit 6 when a host or a model is left out, 5 when no host can be reached, 1 when nothing is served.
     """
-    deployment = Deployment.of(file)
+    deployment = _opened(file)
     _change(deployment, deployment.plan(forgotten), as_json=as_json, is_dry=is_dry)
 
 
@@ -76,7 +77,7 @@ def up(file: Path, forgotten: tuple[str, ...], is_dry: bool, as_json: bool) -> N
 @json_option
 def upgrade(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flag
     """As `up`, but roles start again one after the other: a node is drained first, and each has to serve before the next ends."""
-    deployment = Deployment.of(file)
+    deployment = _opened(file)
     _change(deployment, deployment.plan(), as_json=as_json, is_dry=is_dry, is_rolling=True)
 
 
@@ -127,6 +128,13 @@ def down(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  clic
         click.echo(NOTHING_THERE, err=True)
     code = exit_code_of(found)
     sys.exit(code if code == EXIT_UNREACHABLE else result.exit_code)
+
+
+def _opened(file: Path) -> Deployment:
+    """For what makes hosts as the file says: what of it stays undone is said first."""
+    deployment = Deployment.of(file)
+    remark(not_started(deployment.source.config))
+    return deployment
 
 
 def _tell(found: Plan, *, as_json: bool, nothing: str = NOTHING_TO_CHANGE) -> NoReturn:

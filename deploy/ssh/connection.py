@@ -125,8 +125,7 @@ class HostConnection:
         python = self._deploy.python
         if f"{MARK}python" in said:
             found = said.rpartition(f"{MARK}python")[2].split()[0]
-            least = ".".join(map(str, PYTHON_MIN))
-            return FabricError(f"its {python} is {found}; Tenuto needs {least} or newer: set deploy.python")
+            return FabricError(f"its {python} is {found}; Tenuto needs 3.11 or 3.12: set deploy.python")
         if code == 127:
             return FabricError(f"has no {python}: install Python 3.11 or 3.12, or set deploy.python")
         for sign, meaning in _MEANINGS:

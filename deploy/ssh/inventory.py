@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -91,6 +91,16 @@ def inventory_of(config: ClusterConfig) -> Inventory:
     places = config.places
     scheduler_hosts = tuple(dict.fromkeys(one.host for one in places.schedulers))
     return Inventory(tuple(_wanted(config, host) for host in config.hosts), scheduler_hosts)
+
+
+def not_started(config: ClusterConfig) -> Iterator[str]:
+    """What `tenuto up` runs of this file and `tenuto deploy` does not: on which host it should be, the file does not say."""
+    left = [
+        *(["a gateway (cluster.gateway, listen.http, listen.grpc)"] if config.gateway.is_wanted else []),
+        *(["the page (listen.page)"] if config.listen.page is not None else []),
+    ]
+    if left:
+        yield f"not started on any host: {' and '.join(left)}; docs/operate/deploy.md says how to run it there"
 
 
 def _wanted(config: ClusterConfig, host: str) -> HostWanted:

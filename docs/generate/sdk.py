@@ -34,7 +34,7 @@ from roles.frontend.preprocess import PIXELS_MAX
 
 HEAD = """# The SDK
 
-`from fabric.client import Client, BlockingClient`. It needs neither torch nor any extra. What a request can end with besides its
+`from fabric.client import BlockingClient, Client, ClientOptions`. It needs neither torch nor any extra. What a request can end with besides its
 outputs: [errors](errors.md#errors-of-a-request). How large a request may be: [limits](#limits). A cluster to try it on: [README](../../README.md#a-cluster-of-your-own).
 """
 CONNECTIONS_CALL = {*vars(Owner), "forget"}

@@ -1,6 +1,6 @@
 """The client SDK: `Client` for asyncio, `BlockingClient` for everybody else, `ask_status` for operators.
 
-    async with Client("tcp://127.0.0.1:8001") as client:
+    async with Client("tcp://127.0.0.1:5555") as client:
         result = await client.infer("resnet50", {"input": image}, budget_ms=25)
         print(result.outputs["top_k"], result.ledger)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -50,6 +50,7 @@ def dashboards(*, file: Path, output: Path, objective_percent: float, is_dry: bo
     if pages:
         targets = [(page.kind, _target(page, config)) for page in pages]
         texts["prometheus.yml"] = as_yaml(scrape_config(targets))
+        remark(_out_of_reach(pages, config))
     else:
         why = "listen.metrics is not set, or has port 0: no prometheus.yml is written"
         remark([f"{why} (tenuto status --json has the addresses of a running cluster's pages)"])
@@ -70,6 +71,15 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def _out_of_reach(pages: Sequence[MetricsPage], config: ClusterConfig) -> Iterator[str]:
+    hosts = {page.host for page in pages if page.is_on_loopback} if config.places.is_written else set()
+    if len(hosts) > 1:
+        yield (
+            f"pages of {len(hosts)} hosts are on loopback, and prometheus.yml has them so: only a Prometheus on the same host reaches one."
+            " Give listen.metrics an address that is not loopback: then each role serves at its own host's"
+        )
 
 
 def _target(page: MetricsPage, config: ClusterConfig) -> str:

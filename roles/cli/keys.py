@@ -90,6 +90,10 @@ def add(folder: Path, principal: str, out: Path | None, dry_run: bool, as_json: 
         _tell(dry_run, {"principal": principal, "file": str(target)})
         return
     click.echo(f"{'would write' if dry_run else 'wrote'} {target}")
+    if not dry_run:
+        click.echo(
+            f"now copy {TRUSTED_FILE} to every host (tenuto deploy up does so): a host without the new one refuses this key"
+        )
 
 
 @keys.command()

@@ -69,7 +69,7 @@ SECONDS = FloatRange(0, 86_400, is_low_allowed=False)
 @click.option("--stages", help="Also what the stages take when the model is cut into so many, such as 2,4.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the weights, instead of the file's.")
 @click.option(
-    "--gpu-type", help="The word for this device in workload files.  [default: cpu, or the GPU's name]"
+    "--gpu-type", help="Its word in workload files.  [default: cpu or cuda; with --kernels the GPU's name]"
 )
 @click.option("--seconds", type=SECONDS, default=1.0, show_default=True, help="For each measurement.")
 @click.option(

@@ -93,7 +93,7 @@ class DeployConfig(Struct, frozen=True):
 
     `user`, `port`: of ssh, None: what ssh itself says. `directory`: on the host, relative to the user's home.
     `wheelhouse`: a folder of wheels here; None: hosts fetch what they need from their package index.
-    `interface`: whose address roles bind; None: the address that the host's name has. `env`: of every role.
+    `interface`: whose address roles bind; None: the one by which ssh reached the host, by hand that of the host's name. `env`: of every role.
     """
 
     user: str | None = None

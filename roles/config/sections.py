@@ -363,7 +363,7 @@ class DeploySection(Section, frozen=True):
     units: str = "auto"
     """Who keeps roles alive: `systemd`, `supervisor`, or `auto`: systemd where it runs."""
     interface: str | None = None
-    """Whose address roles bind. Default: the one by which ssh reached the host."""
+    """Whose address roles bind on hosts that `cluster.addresses` does not have. Default: the one by which ssh reached the host; roles that are started by hand take the one of the host's name."""
     env: dict[str, str] = {}
     """Environment variables of every role."""
 

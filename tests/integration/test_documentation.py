@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(
     600
 )  # torch is imported several times in some of them, perhaps on a busy host
 COMMAND_LIMIT_S = 200
-PORTS = (5555, 8000, 8001, 8002)
+PORTS = (5555, 8000, 8001, 9100)
 """That pages use, and that others may have here."""
 
 

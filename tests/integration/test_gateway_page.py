@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.runtime.process import read_run_file
+from tests.documentation import blocks
 from tests.integration.proc import until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/guides/gateway.md").read_text(encoding="utf-8")
+PATH = ROOT / "docs/guides/gateway.md"
+PAGE = PATH.read_text(encoding="utf-8")
 
 
 pytestmark = pytest.mark.timeout(
@@ -35,6 +35,12 @@ CLUSTERS: dict[Path, TemporaryCluster] = {}
 def block(language: str, at: int = 0) -> str:
     found: list[str] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     return found[at]
+
+
+def commands(program: str) -> list[str]:
+    """Of the blocks that this file runs."""
+    lines = [line for one in blocks(PATH) if one.mark and one.mark[0] == "run by" for line in one.commands]
+    return [line for line in lines if line.startswith(f"{program} ")]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +55,8 @@ def folder(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> 
     home = tmp_path_factory.mktemp("g")
     file = home / "cluster.yaml"
     file.write_text(moved(block("yaml"), ports), encoding="utf-8")
-    pixels = np.random.default_rng(1).integers(0, 255, (300, 260, 3), np.uint8)
-    Image.fromarray(pixels).save(home / "picture.png")
+    (picture,) = commands("python")
+    subprocess.run([sys.executable, *shlex.split(picture)[1:]], cwd=home, check=True)
     with temporary_cluster(file) as cluster:
         assert cluster.endpoints["http"] == [f"http://127.0.0.1:{ports[0]}"]
         assert cluster.endpoints["grpc"] == [f"grpc://127.0.0.1:{ports[1]}"]
@@ -63,7 +69,7 @@ def moved(text: str, ports: tuple[int, int]) -> str:
 
 
 def test_every_curl_line_does_what_the_page_says(folder: Path, ports: tuple[int, int]) -> None:
-    lines = re.findall(r"^\$ (curl .*)$", PAGE, re.MULTILINE)
+    lines = commands("curl")
     assert len(lines) > 10
     for line in lines:
         command, _, promised = moved(line, ports).partition(" # ")

@@ -100,6 +100,14 @@ def test_what_a_command_did_is_told_as_json(tmp_path: Path, monkeypatch: pytest.
     assert told("revoke", "frontend")["clients_behind"] == both
 
 
+def test_who_adds_a_key_is_told_to_let_the_hosts_know(tmp_path: Path) -> None:
+    """Else they refuse it."""
+    path, own = str(tmp_path / "keys"), ("--out", str(tmp_path / "alice.key"))
+    run("create", path)
+    assert TRUSTED_FILE not in run("add", path, "client/alice", *own, "--dry-run")
+    assert f"copy {TRUSTED_FILE} to every host" in run("add", path, "client/alice", *own)
+
+
 @pytest.fixture
 def control(folder: Path, opened: Opened) -> tuple[RouterLink, LinkAccess]:
     guard = LinkAccess(Keyring.of_folder(folder, SCHEDULER), CONTROL_KINDS, names=True)

@@ -128,7 +128,7 @@ def test_what_was_begun_is_ended_though_its_operator_went_away(tmp_path: Path) -
         ("ssh: connect to host a port 22: Connection refused", 255, PeerLost, "takes no ssh connections"),
         ("ssh: connect to host a port 22: Connection timed out", 255, PeerLost, "does not answer"),
         ("sh: 1: exec: python3: not found", 127, FabricError, "has no python3: install Python 3.11"),
-        (f"{MARK}python 3.9.2", 1, FabricError, "its python3 is 3.9.2; Tenuto needs 3.11 or newer"),
+        (f"{MARK}python 3.9.2", 1, FabricError, "its python3 is 3.9.2; Tenuto needs 3.11 or 3.12"),
         ("something else", 255, PeerLost, "something else"),
         ("", 1, FabricError, "ssh ended with code 1"),
     ],

@@ -82,6 +82,26 @@ def test_it_writes_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
     assert scraped["rule_files"] == [name for name in files if "rules" in name]
 
 
+@pytest.mark.parametrize(
+    ("address", "schedulers", "is_said"),
+    [
+        ("127.0.0.1:9100", [{"host": "a"}], True),
+        ("10.0.0.9:9100", [{"host": "a"}], False),
+        ("127.0.0.1:9100", 1, False),  # all of it on one host
+    ],
+)
+def test_pages_that_prometheus_cannot_reach_are_said(
+    tmp_path: Path, address: str, schedulers: Any, is_said: bool
+) -> None:
+    cluster = {"nodes": [{"host": "a"}, {"host": "b"}], "schedulers": schedulers}
+    document = {**DOCUMENT, "cluster": cluster, "listen": {"metrics": address}, "security": {"keys": "keys"}}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    ended = CliRunner().invoke(dashboards, [str(file), "--dry-run"])
+    assert ended.exit_code == 0
+    assert ("on loopback" in ended.stderr) == is_said
+
+
 def test_without_pages_there_is_nothing_to_scrape_and_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert "prometheus.yml" not in written(tmp_path, {**DOCUMENT, "listen": {}})
     dry = tmp_path / "dry"
