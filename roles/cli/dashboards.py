@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from fabric.curve import is_loopback
 from roles.cli.json_output import echo_json
 from roles.cli.options import FloatRange, file_argument, json_option, remark, writing
 from roles.config.cluster import ClusterConfig
@@ -74,8 +75,9 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _out_of_reach(pages: Sequence[MetricsPage], config: ClusterConfig) -> Iterator[str]:
-    hosts = {page.host for page in pages if page.is_on_loopback} if config.places.is_written else set()
-    if len(hosts) > 1:
+    places = config.places
+    hosts = {page.host for page in pages if page.is_on_loopback} if places.is_written else set()
+    if len(hosts) > 1 and not all(is_loopback(places.addresses.get(host, host)) for host in hosts):
         yield (
             f"pages of {len(hosts)} hosts are on loopback, and prometheus.yml has them so: only a Prometheus on the same host reaches one."
             " Give listen.metrics an address that is not loopback: then each role serves at its own host's"

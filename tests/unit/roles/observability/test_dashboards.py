@@ -83,17 +83,22 @@ def test_it_writes_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "schedulers", "is_said"),
+    ("address", "cluster", "is_said"),
     [
-        ("127.0.0.1:9100", [{"host": "a"}], True),
-        ("10.0.0.9:9100", [{"host": "a"}], False),
-        ("127.0.0.1:9100", 1, False),  # all of it on one host
+        ("127.0.0.1:9100", {"schedulers": [{"host": "a"}]}, True),
+        ("10.0.0.9:9100", {"schedulers": [{"host": "a"}]}, False),
+        ("127.0.0.1:9100", {"schedulers": 1}, False),  # all of it on one host
+        (  # a rehearsal: hosts by name alone
+            "127.0.0.1:9100",
+            {"schedulers": [{"host": "a"}], "addresses": {"a": "127.0.0.1", "b": "127.0.0.2"}},
+            False,
+        ),
     ],
 )
 def test_pages_that_prometheus_cannot_reach_are_said(
-    tmp_path: Path, address: str, schedulers: Any, is_said: bool
+    tmp_path: Path, address: str, cluster: dict[str, Any], is_said: bool
 ) -> None:
-    cluster = {"nodes": [{"host": "a"}, {"host": "b"}], "schedulers": schedulers}
+    cluster = {"nodes": [{"host": "a"}, {"host": "b"}], **cluster}
     document = {**DOCUMENT, "cluster": cluster, "listen": {"metrics": address}, "security": {"keys": "keys"}}
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
