@@ -89,7 +89,7 @@ class RunResult:
     @property
     def is_partial(self) -> bool:
         """Whether an optional stage lacks an answer; its line says why."""
-        return any(line.lost for line in self.stages)
+        return any(line.reason for line in self.stages)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

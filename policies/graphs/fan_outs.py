@@ -29,6 +29,11 @@ class FanOut(Struct, frozen=True):
         """On average, at a moment from the start of the run."""
         return next(value for from_ms, value in reversed(self.steps) if from_ms <= at_ms)
 
+    @property
+    def highest(self) -> float:
+        """The mean of the step with most."""
+        return max(value for _, value in self.steps)
+
     def count(self, uniform: float, at_ms: float) -> int:
         """How many for a draw from 0 to 1; at most `FAN_OUT_MAX`."""
         mean = self.mean(at_ms)

@@ -127,11 +127,11 @@ class Graph:
         return max(self.through_ms(times_ms).values())
 
 
-def graph_of(stages: Sequence[Stage]) -> Graph:
-    """A graph of stages in any order.
+def graph_of(stages: Sequence[Stage], highest: Mapping[str, float] | None = None) -> Graph:
+    """A graph of stages in any order. `highest`: the fan-outs that count for `REQUESTS_MAX`, where they are not the stages' own.
 
     Raises ConfigError, whose message begins with the stage, for a predecessor that is not there or named twice, a circle, too many
-    stages or too many requests.
+    stages, too many requests or none.
     """
     if not stages:
         raise ConfigError("stages: is empty; it must have at least one stage")
@@ -154,7 +154,11 @@ def graph_of(stages: Sequence[Stage]) -> Graph:
         raise ConfigError(
             f"stages.{circle[0]}.after: is a circle: {' after '.join(circle)}; a stage cannot wait for itself"
         ) from error
-    total = sum(graph.demand().values())
+    if not any(graph.demand().values()):
+        raise ConfigError(
+            "stages: one request comes to no request of any model at first; it must come to some"
+        )
+    total = sum(graph.demand(highest).values())
     if total > REQUESTS_MAX:
         raise ConfigError(
             f"stages: one request comes to {total:,.0f} requests of models; it must come to at most {REQUESTS_MAX:,}"

@@ -8,10 +8,11 @@ cancelled. Of an optional stage only that part is given up, with all that would 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fabric.errors import DeadlineExceeded, Overloaded
+from fabric.errors import DeadlineExceeded, Internal
 from policies.graphs.deadline_rules import DeadlineRule
 from policies.graphs.graph import FAN_OUT_MAX, REQUESTS_MAX, Graph, Stage
 from policies.graphs.stage_times import Measured
@@ -30,7 +31,7 @@ from roles.applications.events import (
     TaskDropped,
     TimeUp,
 )
-from roles.applications.trip import Leg, Lost, Place, Trip
+from roles.applications.trip import Leg, Place, Trip
 
 _ROUNDING_MS = 1e-6  # a moment that is a sum of durations may lie so much behind its deadline
 
@@ -144,7 +145,7 @@ class ApplicationCore:
         if trip.asked_in_all + count > REQUESTS_MAX:
             reason = f"one request came to more than {REQUESTS_MAX} requests of models"
             leg = _unasked(follow, now_ms)
-            return self._lose(follow.number, stage, leg, Overloaded.code, reason, now_ms)
+            return self._lose(follow.number, stage, leg, Internal.code, reason, now_ms)
         trip.asked_in_all += count
         trip.asked[stage.name] = trip.asked.get(stage.name, 0) + count
         budget_ms = trip.deadline_at_ms - trip.begun_at_ms
@@ -217,8 +218,7 @@ class ApplicationCore:
         leg.ended_at_ms = now_ms
         trip.last = leg
         if stage.is_optional:
-            known = trip.lost.get(stage.name)
-            trip.lost[stage.name] = Lost(1 if known is None else known.count + 1, code, reason)
+            trip.lose(stage.name, int(leg.task != 0), code, reason)
             trip.open[stage.name] -= 1
             actions: list[ApplicationAction] = []
             self._close(number, trip, now_ms, actions)
@@ -235,10 +235,9 @@ class ApplicationCore:
             return ()
         open_ones = [name for name, left in trip.open.items() if left]
         if self._can_do_without(trip):
+            tasks = Counter(self._tasks[task].stage.name for task in trip.tasks)
             for name in open_ones:
-                known = trip.lost.get(name)
-                count = trip.open[name] + (0 if known is None else known.count)
-                trip.lost[name] = Lost(count, DeadlineExceeded.code, "no answer within the budget")
+                trip.lose(name, tasks[name], DeadlineExceeded.code, "no answer within the budget")
             # It waited for the first of them until now.
             ended_at_ms = trip.begun_at_ms if trip.last is None else trip.last.ended_at_ms
             trip.last = Leg(open_ones[0], trip.last, ended_at_ms, ended_at_ms, now_ms)

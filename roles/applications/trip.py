@@ -29,7 +29,7 @@ class Leg:
 
 
 class Lost(Struct, frozen=True):
-    """An optional stage has ended without outputs, at least once."""
+    """What an optional stage lacks: so many of its tasks ended without outputs, or none of them could be asked. Why, of the last."""
 
     count: int
     code: str
@@ -50,6 +50,11 @@ class Trip:
     answered: dict[str, list[tuple[Place, int]]] = field(default_factory=dict)
     lost: dict[str, Lost] = field(default_factory=dict)
     last: Leg | None = None
+
+    def lose(self, stage: str, tasks: int, code: str, reason: str) -> None:
+        """So many tasks more of that stage have ended without outputs; 0: there is none to ask."""
+        known = self.lost.get(stage)
+        self.lost[stage] = Lost(tasks + (0 if known is None else known.count), code, reason)
 
     def tasks_of(self, stage: str) -> tuple[int, ...]:
         """Those that were answered, in the order of their places."""

@@ -253,7 +253,7 @@ class Recorder:
         tallies = self._stages.setdefault(application, {})
         for line in lines:
             tally = tallies.setdefault(line.stage, StageTally())
-            answered = max(0, line.requests - line.lost)
+            answered = line.requests - line.lost
             ledger = line.ledger
             waited_ms = ledger.held_ms + ledger.waited_ms + ledger.transfer_ms + ledger.queue_ms
             tally.add(

@@ -134,7 +134,8 @@ def stages_table(lines: Sequence[StageLine]) -> Table:
         table.add_row(
             f"{line.stage}{star}", str(line.requests), str(line.lost), *(f"{spent:.2f}" for spent in numbers)
         )
-    table.caption = "*: on the way that took longest; these sum to the whole"
+    lacks = [f"{line.stage}: {line.reason}" for line in lines if line.reason]
+    table.caption = Text("\n".join(["*: on the way that took longest; these sum to the whole", *lacks]))
     return table
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fabric.addresses import check_address
 from fabric.errors import ConfigError, FabricError
@@ -214,6 +215,18 @@ def chosen_run_dir(option: Path | None) -> RunDir:
     except OSError as error:
         raise ConfigError(f"--run-dir: {path} cannot be looked at: {error.strerror}") from error
     return RunDir(path)
+
+
+def refuse_others(mode: str, *taken: str) -> None:
+    """Raises UsageError where something was given that means nothing with the option `mode`. `taken`: the parameters that do."""
+    context = click.get_current_context()
+    hints = {
+        str(one.name): one.get_error_hint(context) for one in context.command.params if mode not in one.opts
+    }
+    for name, hint in hints.items():
+        if name not in taken and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            known = ", ".join(hints[one] for one in taken)
+            raise click.UsageError(f"{mode} does not go with {hint}: it takes {known}")
 
 
 def remark(lines: Iterable[str]) -> None:

@@ -34,6 +34,7 @@ from roles.cli.options import (
     json_option,
     painters,
     plot_option,
+    refuse_others,
     writing,
 )
 from roles.cli.progress import progress
@@ -149,13 +150,11 @@ def profile(
     GPU instead, for estimates.
     """
     if check is not None:
+        refuse_others("--estimate-check", "gpu", "as_json")
         _check(check, gpu, as_json=as_json)
         return
     if is_kernels:
-        if model or is_estimate or batches or shares or igniter or stages or dtype or plot_path:
-            raise click.UsageError(
-                "--kernels measures operators, no MODEL: it takes --device, --gpu-type, --out and --json"
-            )
+        refuse_others("--kernels", "device", "gpu_type", "out", "as_json")
         _kernels(_checked_device(device), gpu_type, out, as_json=as_json)
         return
     if model is None:
@@ -170,10 +169,10 @@ def profile(
     painter = painters() if plot_path is not None else None
     sizes = [_whole(word) for word in batches.split(",")] if batches else powers_of_two(max_batch)
     if is_estimate:
-        if gpu is None or shares or igniter or stages:
-            raise click.UsageError(
-                "--estimate needs --gpu TYPE, and knows neither --shares nor --igniter nor --stages"
-            )
+        taken = ("model", "file", "batches", "max_batch", "dtype", "gpu", "records")
+        refuse_others("--estimate", *taken, "out", "plot_path", "as_json")
+        if gpu is None:
+            raise click.UsageError("--estimate needs --gpu TYPE")
         measured = _estimated(model, _loader(model, file, dtype), gpu, sizes, records)
         _write_out(measured, out, painter, plot_path, as_json=as_json)
         return

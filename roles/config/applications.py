@@ -78,7 +78,7 @@ def read_applications(
             raise ConfigError(f"{where}: {error}") from error
         arrival = read_arrival(section.arrival, f"{where}.arrival")
         applications.append(ApplicationConfig(plan, fan_outs, steps, arrival, glue))
-        demand = graph.demand()
+        demand = graph.demand({name: fan_out.highest for name, fan_out in fan_outs.items()})
         for stage in graph.stages:
             model_id = stage.model_id
             slo_ms[model_id] = min(slo_ms.get(model_id, DURATION_MS_MAX), budgets_ms[stage.name])
@@ -151,7 +151,7 @@ def _graph(
         model_id = ModelId(section.model)
         stages.append(Stage(name, model_id, after, mean, section.optional, section.answer, may_be_none))
     try:
-        return graph_of(stages)
+        return graph_of(stages, {name: fan_out.highest for name, fan_out in fan_outs.items()})
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
 

@@ -79,7 +79,7 @@ def admit(
     wrong = _wrong_budget(message.budget_ms) or wrong_inputs(info, asked.specs)
     if wrong is not None:
         return NotAdmitted(InvalidInput, wrong)
-    if info.replicas == 0:
+    if info.replicas == 0 and application is None:  # whose stages were looked at
         coming_in_ms = shards.coming_in_ms(info.head_of or info.model_id, now_ms)
         # The scheduler knows best, and decides when it is announced.
         if coming_in_ms is None or budget_left_ms(asked, info) <= coming_in_ms:

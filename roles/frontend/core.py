@@ -197,7 +197,7 @@ class FrontendCore:
     @property
     def models(self) -> tuple[ModelInfo, ...]:
         """The models, and applications, that clients may ask for."""
-        return (*self._shards.told(self._now_ms), *self._applications.listed(self._shards.models))
+        return (*self._shards.told(self._now_ms), *self._applications.listed(self._shards, self._now_ms))
 
     @property
     def counters(self) -> Mapping[str, float]:
@@ -323,9 +323,9 @@ class FrontendCore:
         if is_here_already(asked, self._pending):
             self._out.append(Release(asked.payload))  # the answer that it will have is this one's too
             return
-        name, models = asked.message.model_id, self._shards.models
+        name = asked.message.model_id
         is_application = name in self._applications
-        application = self._applications.info(name, models) if is_application else None
+        application = self._applications.asked(asked, self._shards, self._now_ms) if is_application else None
         admitted = admit(asked, self._shards, self._pending, self._settings, self._now_ms, application)
         if not isinstance(admitted, ModelInfo):
             self._counts["refused_at_door"] += 1
@@ -484,8 +484,8 @@ class FrontendCore:
         was_linked = link.is_linked
         is_listed = lists(directory, self._settings.frontend_id, self._settings.incarnation)
         change, rerouted = self._shards.heard(link, directory, is_listed=is_listed, now_ms=self._now_ms)
-        models = self._shards.models
-        self.recorder.know((*models.values(), *self._applications.listed(models)))
+        applications = self._applications.listed(self._shards, self._now_ms)
+        self.recorder.know((*self._shards.models.values(), *applications))
         for slice_ in change.gone:
             self._out.append(DropSlice(slice_.slice_id, slice_.incarnation))
         for slice_ in change.come:

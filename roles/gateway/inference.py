@@ -165,9 +165,11 @@ def outputs_of(answers: Sequence[Mapping[str, Tensor]], *, is_stacked: bool) -> 
     """The outputs of all rows as one answer. Raises Internal where they cannot be stacked."""
     if not is_stacked:
         return answers[0]
+    if any(answer.keys() != answers[0].keys() for answer in answers):
+        raise Internal("the rows have different outputs: ask for them one by one")
     try:
         return {name: np.stack([answer[name] for answer in answers]) for name in answers[0]}
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise Internal("the rows have outputs of different shapes: ask for them one by one") from error
 
 

@@ -17,7 +17,9 @@ class AgentLimits(Struct, frozen=True):
     """How long a worker may take for each step of its life, in ms."""
 
     hello_ms: float = 30_000.0  # an interpreter and torch from a cold disk
-    load_ms: float = 120_000.0  # for each model of a slice: they are loaded one after the other
+    load_ms: float = (
+        120_000.0  # for each model of a slice, one after the other; of a pipeline again for its later stages
+    )
     silence_ms: float = 10_000.0  # of a worker that serves: a loop that is stuck for so long serves nobody
     unready_ms: float = (
         150.0  # from the scheduler's hearing that slices drain until the last batch granted before is here

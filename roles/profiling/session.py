@@ -216,7 +216,7 @@ class Session:
                         self._miss(f"the cut into {said['stages']} stages: {said['reason']}")
 
     def _end_share(self, share: float, error: FabricError) -> None:
-        """What it was measured for before holds. Raises the error where that is nothing, and of the whole GPU."""
+        """Of the whole GPU what was measured before holds; raises the error where that is nothing."""
         sizes = [point.batch_size for point in self._seen.points if point.share_percent == share]
         if not sizes and share == WHOLE_GPU_PERCENT:
             raise error
@@ -348,9 +348,12 @@ class Session:
         by_share: dict[float, set[int]] = {}
         for point in seen.points:
             by_share.setdefault(point.share_percent, set()).add(point.batch_size)
-        everywhere = set.intersection(*by_share.values()) if by_share else set()
-        if not everywhere:
+        sizes = by_share.pop(WHOLE_GPU_PERCENT, set())
+        if not sizes:
             raise ProfilingFailed("not even a batch of 1 fits the device")
+        too_short = {share for share, its in by_share.items() if not its >= sizes}
+        for share in sorted(too_short):  # a table has no holes, and the whole GPU's is what all plans go by
+            self._miss(f"share {share:g} %: it has fewer batch sizes than the whole GPU")
         # The start of this process; nothing else here needs the time of day.
         started = datetime.fromtimestamp(Path("/proc/self").stat().st_mtime, UTC)
         subject = Subject(
@@ -366,7 +369,11 @@ class Session:
         )
         return MeasuredProfile(
             subject,
-            [point for point in seen.points if point.batch_size in everywhere],
+            [
+                point
+                for point in seen.points
+                if point.batch_size in sizes and point.share_percent not in too_short
+            ],
             seen.loaded["load_bytes"],
             seen.loaded["feedback_bytes"],
             seen.requirements,

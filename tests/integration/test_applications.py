@@ -8,6 +8,7 @@ import queue
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,7 +180,7 @@ def test_what_an_optional_stage_lacks_is_said_beside_the_rest(client: BlockingCl
     assert result.is_partial
     assert (len(result.outputs["detect"]), len(result.outputs["rest"])) == (1, 0)
     (rest,) = [line for line in result.stages if line.stage == "rest"]
-    assert (rest.lost, rest.reason.partition(":")[0]) == (1, "Internal")
+    assert (rest.requests, rest.lost, rest.reason.partition(":")[0]) == (0, 0, "Internal")
     check_ledger(result)
 
 
@@ -348,6 +349,25 @@ def test_glue_whose_result_cannot_be_sent_is_told_too_large_only_where_that_is_w
     finally:
         runner.close()
     assert [type(error) for error in made] == [Internal, TooLarge, Internal, TooLarge], made
+
+
+def test_glue_is_given_all_that_came_before_though_that_is_more_than_it_may_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "class Own:\n    def split(self, outputs, request):\n        return [{'x': request['x'][:1] + outputs['x'][:1]}]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    came: queue.Queue[tuple[int, Any]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 30_000.0)}, came.put, clock, 1 << 20)
+    part = NamedTensor("x", np.ones(1 << 20, np.uint8))  # a request within the limit, and an answer
+    try:
+        runner.start(0, "two", [("one", [[part]])], [part], clock.now_ms() + 60_000.0)
+        _, ((made,),) = came.get(timeout=60)
+    finally:
+        runner.close()
+    assert made.array.tolist() == [2]
 
 
 def test_glue_goes_on_when_every_process_of_a_cluster_is_told_to_end(

@@ -24,7 +24,7 @@ from fabric.errors import (
     nothing_ready,
 )
 from fabric.ids import ModelId, PeerId
-from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorInfo, TensorSpec
+from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorSpec
 from fabric.tensors import size_of
 from roles.applications.core import ApplicationCore
 from roles.applications.events import (
@@ -45,11 +45,13 @@ from roles.applications.events import (
 from roles.applications.served import FanOutDraws, ServedApplication
 from roles.applications.tally import StageTally
 from roles.applications.trip import Trip
-from roles.frontend.admission import NotAdmitted, wrong_inputs
-from roles.frontend.events import FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
+from roles.frontend.admission import NotAdmitted, budget_left_ms, wrong_inputs
+from roles.frontend.events import Asked, FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
+from roles.frontend.graphs.application_info import application_info, lack_of
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
 from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest, Step
 from roles.frontend.requests import Request, RequestState, TaskId
+from roles.frontend.shards import Shards
 from roles.runtime.core import NO_PAYLOAD, Handle
 
 
@@ -98,17 +100,21 @@ class Applications:
     def __contains__(self, name: ModelId) -> bool:
         return name in self._served
 
-    def listed(self, models: Mapping[ModelId, ModelInfo]) -> Iterator[ModelInfo]:
-        """The applications, as clients see models; those without all of their models are not listed."""
-        for application in self._served.values():
-            info = application.info(models)
-            if isinstance(info, ModelInfo):
-                yield info
+    def listed(self, shards: Shards, now_ms: float) -> Iterator[ModelInfo]:
+        """All applications, as clients see models; one that lacks a stage has no replicas."""
+        for one in self._served.values():
+            yield application_info(one.served, shards, lack_of(one.served, shards, now_ms))
 
-    def info(self, name: ModelId, models: Mapping[ModelId, ModelInfo]) -> ModelInfo | NotAdmitted:
+    def asked(self, asked: Asked, shards: Shards, now_ms: float) -> ModelInfo | NotAdmitted:
         """An application as a request sees it: it may bring any tensors; or why nothing can be asked of it now."""
-        info = self._served[name].info(models)
-        return replace(info, inputs=(), image=None) if isinstance(info, ModelInfo) else info
+        served = self._served[asked.message.model_id].served
+        lack = lack_of(served, shards, now_ms)
+        info = replace(application_info(served, shards, lack), inputs=(), image=None)
+        if lack is None:
+            return info
+        if lack.retry_after_ms is not None and budget_left_ms(asked, info) > lack.retry_after_ms:
+            return info  # the scheduler knows best, and decides when its stage is announced
+        return replace(lack, retry_after_ms=lack.retry_after_ms or None)
 
     # ------------------------------------------------------------ what happens
 
@@ -333,33 +339,6 @@ class _Application:
     def tally(self, number: int) -> StageTally:
         """Of the stage of a task that `task` knows."""
         return self.tallies[self.running[self.number_of_task[number]].tasks[number].stage]
-
-    def info(self, models: Mapping[ModelId, ModelInfo]) -> ModelInfo | NotAdmitted:
-        """It as a model, with what its first stages take; or which stage cannot be served."""
-        inputs: dict[str, TensorInfo] = {}
-        image = None
-        replicas = []
-        is_idempotent = True
-        for stage in self.served.plan.graph.stages:
-            info = models.get(stage.model_id)
-            where = f"stage {stage.name} of application {self.name!r}"
-            if info is None:
-                return NotAdmitted(ModelNotFound, f"{where}: no model {stage.model_id!r} is served")
-            if not (info.replicas or stage.is_optional or info.coming_in_ms is not None):
-                return NotAdmitted(NoReplica, f"{where}: {nothing_ready(stage.model_id)}")
-            replicas.append(info.replicas)
-            is_idempotent &= info.is_idempotent
-            if not stage.after and stage.name not in self.served.glue:
-                inputs.update((tensor.name, tensor) for tensor in info.inputs)
-                image = info.image or image
-        return ModelInfo(
-            self.name,
-            self.served.plan.slo_ms,
-            tuple(inputs.values()),
-            image=image,
-            replicas=max(1, min(replicas)),
-            is_idempotent=is_idempotent,
-        )
 
     def wrong(
         self, name: str, made: Sequence[MadeInputs], models: Mapping[ModelId, ModelInfo]

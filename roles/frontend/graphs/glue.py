@@ -24,6 +24,7 @@ from fabric.errors import (
     code_of_unsendable,
     request_error,
 )
+from fabric.frames import PAYLOAD_BYTES_MAX
 from fabric.link import NamedTensor
 from fabric.messages import AnyMessage, GlueAsked, GlueMade, GluePart
 from roles.applications.served import GlueSpec
@@ -54,6 +55,7 @@ class GlueRunner:
         clock: Clock,
         bytes_max: int,
     ) -> None:
+        """`bytes_max`: of what one call gives; what it is given is bounded part by part, as requests and answers are."""
         self._name = name
         self._glue = glue
         self._done = done
@@ -119,7 +121,7 @@ class GlueRunner:
         until_ms = self._clock.now_ms() + glue.limit_ms
         whose = f"its glue {glue.python}"
         try:
-            self._pipe.send(asked, [*tensors, *request], until_ms, self._bytes_max)
+            self._pipe.send(asked, [*tensors, *request], until_ms, PAYLOAD_BYTES_MAX)
             message, made = self._pipe.receive(until_ms)
             return _items(message, made, whose)
         except RequestError as error:

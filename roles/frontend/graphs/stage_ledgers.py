@@ -28,8 +28,11 @@ def stage_lines(graph: Graph, trip: Trip, ledgers: Mapping[int, Ledger]) -> list
     lines = []
     for stage in graph.stages:
         own, lost = legs.get(stage.name), trip.lost.get(stage.name)
-        last = max(trip.tasks_of(stage.name), default=0, key=lambda task: ledgers[task].total_ms)
-        ledger = ledgers.get(last, _NOTHING) if own is None else replace(own[0], **_sums(own))
+        if own is None:
+            _, last = trip.answered.get(stage.name, [((), 0)])[-1]
+            ledger = ledgers.get(last, _NOTHING)
+        else:
+            ledger = replace(own[0], **_sums(own))
         lines.append(
             StageLine(
                 stage.name,

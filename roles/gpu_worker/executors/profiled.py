@@ -57,16 +57,16 @@ class ProfiledModel:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the weights by name, or over the class's source where it holds no module.
+        """SHA-256 over the weights by name, or over the class's source where it neither is nor holds a module.
 
         Buffers are left out: the statistics of random weights are measured on the device, each with its own rounding.
         """
         found = hashlib.sha256()
-        modules = [
-            value for _, value in sorted(vars(self._loaded.model).items()) if isinstance(value, nn.Module)
-        ]
+        model = self._loaded.model
+        held = {"self": model} if isinstance(model, nn.Module) else vars(model)
+        modules = [value for _, value in sorted(held.items()) if isinstance(value, nn.Module)]
         if not modules:
-            found.update(inspect.getsource(type(self._loaded.model)).encode())
+            found.update(inspect.getsource(type(model)).encode())
         for module in modules:
             for name, value in sorted(module.named_parameters()):
                 add_tensor(found, name, value)

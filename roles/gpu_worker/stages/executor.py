@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import select
+from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -39,6 +40,7 @@ from roles.gpu_worker.executors.base import (
     Job,
     JobRan,
     LeftFirstStage,
+    LoadBegins,
     Loaded,
     ModelLoaded,
     Part,
@@ -94,6 +96,8 @@ class PipelineExecutor:
         """Models that the first stage loads beside what it serves, by the number of the load."""
         self._numbers = count(1)
         self._loads: dict[int, _Load] = {}
+        self._waiting: deque[ReplicaInfo] = deque()
+        """The slice's models that the first stage has, before the others load them."""
         self._done: list[ReplicaInfo] = []
         self._left_out: list[LeftOut] = []
         self._under_way: dict[BatchId, _UnderWay] = {}
@@ -210,11 +214,9 @@ class PipelineExecutor:
 
     def _of_first(self, event: ExecutorEvent) -> list[ExecutorEvent]:
         match event:
-            case Loaded(slice_id, replicas, left_out):
-                self._done, self._left_out = [], list(left_out)
-                for replica in replicas:
-                    self._load_others(slice_id, replica, 0)
-                return self._settled()
+            case Loaded(_, replicas, left_out):
+                self._waiting, self._done, self._left_out = deque(replicas), [], list(left_out)
+                return self._load_next()
             case ModelLoaded():
                 if self._beside.pop(event.number, None) is None:
                     return []  # it was given up when the last step of it was done
@@ -318,12 +320,12 @@ class PipelineExecutor:
         failed = [one for _, one in sorted(load.stages.items()) if one.reason]
         if failed:
             left_out = self._leave_out(slice_id, load, f"stage {failed[0].stage}: {failed[0].reason}")
-            return left_out or self._settled()
+            return left_out or self._load_next()
         replica = _of_all(load, self._models[model_id].slo_ms)
         if load.number:
             return [ModelLoaded(slice_id, load.number, replica)]
         self._done.append(replica)
-        return self._settled()
+        return self._load_next()
 
     def _leave_out(self, slice_id: SliceId, load: _Load, reason: str) -> list[ExecutorEvent]:
         """A stage cannot have that model, so none needs it. Of the slice's own loads nothing is said before all are over."""
@@ -335,14 +337,25 @@ class PipelineExecutor:
         self._left_out.append(LeftOut(slice_id, model_id, reason))
         return []
 
-    def _settled(self) -> list[ExecutorEvent]:
-        """The slice is loaded when nothing of it is being loaded any more."""
-        if any(not load.number for load in self._loads.values()):
-            return []
+    @property
+    def _is_loading(self) -> bool:
+        """Whether the others load a model of the slice's own."""
+        return any(not load.number for load in self._loads.values())
+
+    def _load_next(self) -> list[ExecutorEvent]:
+        """The others load the slice's models one after the other: each has its own time, and what comes of it is its doing."""
         assert self._spec is not None, "it is a pipeline"
+        slice_id = self._spec.slice_id
+        events: list[ExecutorEvent] = []
+        while self._waiting and not self._is_loading:
+            replica = self._waiting.popleft()
+            events.append(LoadBegins(slice_id, replica.model_id))
+            self._load_others(slice_id, replica, 0)  # which leaves it out where a stage takes no more
+        if self._is_loading:
+            return events
         places = {model.model_id: place for place, model in enumerate(self._spec.models)}
         self._done.sort(key=lambda one: places[one.model_id])
-        return [loaded(self._spec, self._done, self._left_out)]
+        return [*events, loaded(self._spec, self._done, self._left_out)]
 
     def _forget(self, slice_id: SliceId, model_id: ModelId) -> None:
         """In the later stages."""

@@ -19,6 +19,7 @@ every state that has a process to WAITING (it is still wanted) or out of the tab
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -113,8 +114,8 @@ class Worker:
     """The start of a process that has never had everything loaded; None: it has."""
     loading: dict[SliceId, ModelId] = field(default_factory=dict)
     """What its process was loading for each slice when it was last heard of, the newest last."""
-    given_time: set[tuple[SliceId, ModelId]] = field(default_factory=set)
-    """What its process has begun to load before everything was there: each has the time of a load, once."""
+    given_time: Counter[tuple[SliceId, ModelId]] = field(default_factory=Counter)
+    """How often what its process has begun to load, before everything was there, was given the time of a load."""
     tell_at_ms: float | None = None
     """When it has to be told again what to host: it may not have heard it."""
     is_a_models_doing: bool = False

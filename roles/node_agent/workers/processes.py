@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from fabric.ids import Epoch, Incarnation, ModelId, NodeId, PeerId, SliceId, worker_prefix
@@ -137,8 +138,9 @@ class Workers:
             return  # it is no longer wanted
         worker.loading.pop(slice_id, None)
         worker.loading[slice_id] = model_id
-        if worker.state is WorkerState.LOADING and (slice_id, model_id) not in worker.given_time:
-            worker.given_time.add((slice_id, model_id))
+        turns = 2 if worker.slices[slice_id].is_pipeline else 1  # its first stage's, then that of all others
+        if worker.state is WorkerState.LOADING and worker.given_time[slice_id, model_id] < turns:
+            worker.given_time[slice_id, model_id] += 1
             self._give_time(worker, now_ms)
 
     def settle(self, worker: Worker, now_ms: float) -> None:
@@ -180,7 +182,7 @@ class Workers:
         worker.peer, worker.end_reason = None, ""
         worker.holding = frozenset(worker.slices)
         worker.is_uprooted = worker.is_a_models_doing = False
-        worker.loading, worker.given_time, worker.tell_at_ms = {}, set(), None
+        worker.loading, worker.given_time, worker.tell_at_ms = {}, Counter(), None
         worker.unready_since_ms = now_ms
         gpu = worker.gpu
         worker.is_mps = gpu is not None and not worker.is_pipeline and self._daemons.is_mps(gpu)

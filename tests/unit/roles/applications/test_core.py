@@ -183,6 +183,7 @@ def test_what_follows_an_answer_is_bounded() -> None:
         if of_type(Ended, actions):
             break
     assert asked == REQUESTS_MAX
+    assert ended(actions).code == "Internal", "the data decide: asked again it comes to as many"
     assert play.core.under_way == 0
 
 
@@ -208,7 +209,18 @@ def test_an_optional_stage_that_starts_too_late_is_left_out() -> None:
     play.answer(play.ask("a", 1, 0.0)[0], 95.0)
     end = ended(play.follow("b", 1, 95.0))
     assert end.is_answered
-    assert end.trip.lost["b"].code == "DeadlineExceeded"
+    assert (end.trip.lost["b"].count, end.trip.lost["b"].code) == (0, "DeadlineExceeded"), "nothing was asked"
+
+
+def test_of_an_optional_stage_no_more_is_lost_than_was_asked() -> None:
+    play = Play(stage("a"), stage("b", "a", is_optional=True))
+    play.enter()
+    first, second = play.ask("a", 2, 0.0)
+    play.answer(first, 10.0)
+    play.answer(second, 11.0)
+    play.ask("b", 1, 11.0)  # and one is never known to follow
+    trip = ended(play.do(TimeUp(1), 98.0)).trip
+    assert (trip.asked["b"], trip.lost["b"].count) == (1, 1)
 
 
 def test_a_join_starts_with_what_its_optional_stages_answered() -> None:

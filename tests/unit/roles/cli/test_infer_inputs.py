@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from fabric.errors import ConfigError
-from roles.cli.infer import read_inputs
+from fabric.messages import Ledger, StageLine
+from roles.cli.console import plain_console
+from roles.cli.infer import read_inputs, stages_table
 
 ARRAY = np.arange(3, dtype=np.float32)
 CUT = "it is damaged or cut short"
@@ -125,3 +127,13 @@ def test_a_file_that_is_no_array_is_named_in_one_line(
     with pytest.raises(ConfigError) as caught:
         read_inputs(path, None)
     assert str(caught.value).startswith(f"{path} cannot be read: {reason}")
+
+
+def test_what_a_stage_lacks_is_said_below_its_ledger() -> None:
+    line = StageLine(
+        "rest", 0, 0, is_on_path=False, is_answer=True, ledger=Ledger(), reason="Internal: [x] raised"
+    )
+    console = plain_console()
+    with console.capture() as shown:
+        console.print(stages_table([line]))
+    assert "rest: Internal: [x] raised" in shown.get()

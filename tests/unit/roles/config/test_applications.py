@@ -155,6 +155,10 @@ def test_a_fan_out_may_change_in_the_run() -> None:
     config = read(changed("applications.0.stages.cars.fan_out", {"poisson": [[0, 1.2], [30, 2.4]]}))
     fan_out = config.applications[0].fan_outs["cars"]
     assert [fan_out.mean(at_ms) for at_ms in (0.0, 29_999.0, 30_000.0)] == [1.2, 1.2, 2.4]
+    assert config.model(ModelId("googlenet")).rate_rps == pytest.approx(240.0), (
+        "planned for the step with most"
+    )
+    assert config.applications[0].plan.graph.demand()["cars"] == 1.2, "a rule begins with the first step"
 
 
 @pytest.mark.parametrize("name", ["cars.0", "cars.12.x"])
@@ -248,6 +252,19 @@ STAGES = "applications.0.stages"
             f"{STAGES}.cars.fan_out",
             {"share": 1.5},
             r"fan_out.share: is 1.5; it must be a number, from 0 and at most 1",
+        ),
+        (
+            f"{STAGES}.detect.fan_out",
+            {"poisson": [[0, 0], [30, 1]]},
+            r"applications\[0\].stages: one request comes to no request of any model at first",
+        ),
+        (
+            STAGES,
+            {
+                "a": {"model": "ssd", "fan_out": 64},
+                "b": {"model": "vgg16", "after": "a", "fan_out": {"poisson": [[0, 1], [30, 64]]}},
+            },
+            r"applications\[0\].stages: one request comes to 4,160 requests of models",
         ),
         (f"{STAGES}.cars.fan_out", {}, r"fan_out: must be a whole number, or exactly one of"),
         (

@@ -100,6 +100,12 @@ def test_rows_are_bounded_and_there_is_one_at_least() -> None:
 def test_rows_that_cannot_be_stacked_are_said_to() -> None:
     with pytest.raises(Internal, match="one by one"):
         outputs_of([{"y": np.zeros(1)}, {"y": np.zeros(2)}], is_stacked=True)
+    for rows in (
+        [{"0": np.zeros(1)}, {"0": np.zeros(1), "1": np.zeros(1)}],
+        [{"0": np.zeros(1), "1": np.zeros(1)}, {"0": np.zeros(1)}],
+    ):
+        with pytest.raises(Internal, match="one by one"):
+            outputs_of(rows, is_stacked=True)
 
 
 @pytest.mark.parametrize(

@@ -492,6 +492,23 @@ def test_each_model_of_a_slice_has_its_own_time_to_load() -> None:
     assert Kill(started.worker_id) not in host.until(1e6)
 
 
+def test_each_model_of_a_pipeline_has_its_time_in_the_first_stage_and_again_in_the_others() -> None:
+    host = Agent()
+    (started,) = spawns(host.want(replace(hosting("x", "a", "b"), following=(1,))))
+    host.greet(started.worker_id)
+    for model_id, at_ms in (
+        ("a", 0.0),
+        ("b", 105_000.0),
+        ("a", 210_000.0),
+        ("b", 315_000.0),
+        ("a", 420_000.0),
+    ):
+        assert Kill(started.worker_id) not in host.until(at_ms)
+        host.hear(started.worker_id, Loading(SliceId("x"), ModelId(model_id)))
+    assert Kill(started.worker_id) not in host.until(434_999.0)
+    assert Kill(started.worker_id) in host.until(435_500.0), "and no third time"
+
+
 def test_but_once_for_each_start_however_often_its_worker_says_so() -> None:
     host = Agent()
     (started,) = spawns(host.want(hosting("x", "a", "b")))

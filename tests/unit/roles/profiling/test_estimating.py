@@ -95,6 +95,12 @@ def test_batches_that_do_not_fit_are_left_out_with_a_note() -> None:
         (["resnet50", "--estimate"], "--gpu TYPE"),
         (["resnet50", "--gpu", "v100"], "are for --estimate"),
         (["resnet50", "--estimate", "--gpu", "v100", "--shares", "50"], "--shares"),
+        (
+            ["resnet50", "--estimate", "--gpu", "v100", "--device", "cpu"],
+            "--estimate does not go with '--device'",
+        ),
+        (["--estimate-check", __file__, "--gpu", "p100", "--limit", "300"], "not go with '--limit'"),
+        (["resnet50", "--estimate-check", __file__, "--gpu", "p100"], "not go with '[MODEL]'"),
         (["--estimate-check", __file__], "--gpu TYPE"),
     ],
 )

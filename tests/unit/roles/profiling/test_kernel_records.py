@@ -145,11 +145,22 @@ def test_a_cpu_has_no_kernels() -> None:
         measured_kernels("cpu", None, lambda _: None, lambda _: None)
 
 
-@pytest.mark.parametrize("arguments", [["resnet50"], ["--estimate"], ["--shares", "50"], ["--batches", "1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["resnet50"],
+        ["--estimate"],
+        ["--shares", "50"],
+        ["--batches", "1"],
+        ["--gpu", "a100"],
+        ["--limit", "300"],
+    ],
+)
 def test_what_does_not_go_with_kernels_is_a_usage_error(arguments: list[str]) -> None:
     result = CliRunner().invoke(profile, ["--kernels", "--device", "cuda", *arguments])
     assert result.exit_code == 2
-    assert "--kernels measures operators" in result.output
+    assert "--kernels does not go with" in result.output
+    assert "it takes '--device', '--gpu-type', '--out', '--json'" in " ".join(result.output.split())
 
 
 def test_the_command_writes_them_retrains_and_estimates_take_the_file(

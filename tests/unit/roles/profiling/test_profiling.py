@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from fabric.errors import ConfigError
 from fabric.messages import LoaderSpec
@@ -62,14 +63,21 @@ def test_a_model_in_ranks_is_measured_by_its_worker(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def test_the_same_weights_have_the_same_digest_and_others_another_one() -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [LoaderSpec(zoo="torchvision", arch="squeezenet1_1"), LoaderSpec(python=f"{MODELS}:IsAModule")],
+    ids=("holds a module", "is one"),
+)
+def test_the_same_weights_have_the_same_digest_and_others_another_one(spec: LoaderSpec) -> None:
     def digest(seed: int) -> str:
-        spec = LoaderSpec(zoo="torchvision", arch="squeezenet1_1", seed=seed)
-        return ProfiledModel(spec, torch.device("cpu")).digest
+        return ProfiledModel(replace(spec, seed=seed), torch.device("cpu")).digest
 
     assert digest(0) == digest(0) != digest(1)
+
+
+def test_a_class_without_a_module_has_a_digest_of_its_source() -> None:
     doubler = ProfiledModel(LoaderSpec(python=f"{MODELS}:Doubler"), torch.device("cpu"))
-    assert len(doubler.digest) == 64  # of its source: it holds no module
+    assert len(doubler.digest) == 64
 
 
 class Steps:

@@ -10,15 +10,20 @@ from fabric.messages import (
     CancelRequest,
     Dropped,
     InputsReturned,
+    ModelInfo,
+    RecordsAsked,
+    Refusal,
     SeqRun,
     StageResult,
     Withdraw,
 )
 from policies.graphs.graph import Stage
+from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
     InputsNotMade,
     KeepRow,
+    Reply,
     ReplyWithAll,
     SchedulerSaid,
     WorkerSaid,
@@ -26,7 +31,18 @@ from roles.frontend.events import (
 from roles.frontend.requests import SCHEDULER_SAYS_WITHIN_MS
 from roles.runtime.core import Lost, Tick
 from tests.applications_stage import ApplicationStage, served
-from tests.builders import CLIENT, SLICE, computed, directory, grant, model_info, of_type, slice_info
+from tests.builders import (
+    CLIENT,
+    SLICE,
+    asked,
+    computed,
+    directory,
+    frontend_settings,
+    grant,
+    model_info,
+    of_type,
+    slice_info,
+)
 
 
 def detector() -> ApplicationStage:
@@ -81,6 +97,23 @@ def test_every_stage_has_a_line_and_those_on_the_path_sum_to_the_whole() -> None
     assert answer.ledger.reason == "stages detect > cars"
     assert answer.results == (StageResult("cars", (0, 0), 1), StageResult("cars", (0, 1), 1))
     assert nothing_is_left(stage)
+
+
+def test_the_line_of_a_stage_beside_the_path_is_of_its_request_that_was_answered_last() -> None:
+    stage = detector()
+    stage.ask(1, 0.0)
+    stage.make(stage.job("detect"), 2, 0.0)
+    run(stage, "d", 0.0, 1)  # until 10
+    stage.make(stage.job("cars"), 1, 10.0)
+    stage.make(stage.job("people"), 0, 10.0)
+    run(stage, "d", 40.0, 2)  # until 50
+    stage.make(stage.job("cars"), 1, 50.0)
+    stage.make(stage.job("people"), 1, 50.0)
+    run(stage, "c", 50.0, 3)  # the first one took from 10 to 60
+    run(stage, "c", 60.0, 4)  # and this one from 50 to 70
+    run(stage, "p", 70.0, 5)
+    cars = stage.answers[1].stages[1]
+    assert (cars.stage, cars.is_on_path, cars.ledger.total_ms) == ("cars", False, 20.0)
 
 
 def test_the_answer_has_the_kept_rows_in_the_order_of_its_results() -> None:
@@ -189,6 +222,61 @@ def test_a_stage_without_a_replica_is_named_before_anything_runs() -> None:
     stage.ask(2, 2.0)
     assert stage.refusals[2].code == "ModelNotFound"
     assert nothing_is_left(stage)
+
+
+def listed(stage: ApplicationStage) -> ModelInfo:
+    return next(one for one in stage.core.models if one.model_id == "app")
+
+
+def test_an_application_stays_listed_and_counted_while_a_stage_has_no_replica_or_no_model() -> None:
+    stage = detector()
+    assert listed(stage).replicas == 1
+    stage.ask(1, 0.0)
+    stage.make(stage.job("detect"), 1, 0.0)
+    run(stage, "d", 0.0, 1)
+    models = [model_info(name) for name in "dc"]
+    for directory_ in (directory([*models, model_info("p", replicas=0)]), directory(models)):
+        stage.do(directory_, 11.0)
+        assert listed(stage).replicas == 0
+    stage.make(stage.job("people"), 1, 12.0)
+    assert stage.refusals[1].code == "ModelNotFound"
+    remembered = stage.core.recorder.remembered(RecordsAsked(ModelId("app"), 1 << 40), 13.0).requests
+    assert [one.outcome for one in remembered] == ["ModelNotFound"]
+
+
+def test_a_stage_that_is_being_started_is_waited_for_where_the_budget_allows_it() -> None:
+    stage = detector()
+    coming = [model_info(name, replicas=0, coming_in_ms=ms) for name, ms in (("c", 400.0), ("p", 40.0))]
+    stage.do(directory([model_info("d", replicas=3), *coming]), 0.0)
+    assert (listed(stage).replicas, listed(stage).coming_in_ms) == (0, 400.0)
+    stage.ask(1, 100.0, budget_ms=300.0)
+    refusal = stage.refusals[1]
+    assert (refusal.code, refusal.retry_after_ms) == ("NoReplica", 300.0)
+    assert refusal.reason.startswith(
+        "stage cars of application 'app': nothing that serves model 'c' is ready"
+    )
+    stage.ask(2, 100.0, budget_ms=301.0)
+    stage.make(stage.job("detect"), 1, 100.0)
+    assert 2 not in stage.refusals
+    assert stage.take()[0] == "d"
+
+
+def test_the_replicas_of_an_application_are_those_of_the_needed_stage_with_the_fewest() -> None:
+    stage = ApplicationStage(
+        served(Stage("a", ModelId("d")), Stage("b", ModelId("c"), ("a",), is_optional=True))
+    )
+    stage.do(directory([model_info("d", replicas=3), model_info("c", replicas=0)]), 1.0)
+    assert listed(stage).replicas == 3
+
+
+def test_a_stage_whose_model_may_be_of_a_shard_that_does_not_answer_is_no_unknown_one() -> None:
+    application = served(Stage("a", ModelId("d")))
+    core = FrontendCore(replace(frontend_settings(shards=2), applications=(application,)))
+    core.handle(Tick(), 0.0)
+    core.handle(directory([model_info("other")]), 0.0)
+    (refused,) = of_type(Reply, core.handle(asked(1, "app"), 1.0))
+    assert isinstance(refused.message, Refusal)
+    assert refused.message.code == "NoReplica"
 
 
 def test_tasks_are_announced_like_requests_and_bear_their_own_budgets() -> None:

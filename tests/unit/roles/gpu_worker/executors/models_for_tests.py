@@ -36,6 +36,19 @@ class Doubler:
         return {"x": torch.zeros(3)}
 
 
+class IsAModule(torch.nn.Module):
+    """A module itself, with random weights."""
+
+    def load(self, device: str) -> None:
+        self.linear = torch.nn.Linear(3, 1, device=device)
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": self.linear(batch["x"])}
+
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.zeros(3)}
+
+
 class ManyInputs(Doubler):
     """More than a message could hold for a batch of 32."""
 

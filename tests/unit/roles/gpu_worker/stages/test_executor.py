@@ -31,6 +31,7 @@ from roles.gpu_worker.executors.base import (
     JobPart,
     JobRan,
     LeftFirstStage,
+    LoadBegins,
     Loaded,
     LoadFailed,
     ModelLoaded,
@@ -199,7 +200,7 @@ def test_a_model_is_loaded_when_every_stage_has_it_and_runs_as_long_as_all_of_th
     stage = Stage()
     stage.executor.load(pipeline())
     assert stage.later.started == 3
-    assert stage.hear(Loaded(SLICE, (replica(),))) == []
+    assert stage.hear(Loaded(SLICE, (replica(),))) == [LoadBegins(SLICE, MODEL)]
     (one, first), (two, second) = stage.later.sent
     assert isinstance(first, LoadStage)
     assert isinstance(second, LoadStage)
@@ -216,11 +217,31 @@ def test_a_model_is_loaded_when_every_stage_has_it_and_runs_as_long_as_all_of_th
     assert found.memory_bytes == 40
 
 
+def test_the_others_load_one_model_after_the_other_and_say_which() -> None:
+    """A stage that is lost meanwhile is the doing of that one."""
+    stage = Stage()
+    stage.executor.load(pipeline(MODEL, OTHER))
+    assert stage.hear(Loaded(SLICE, (replica(), replica(OTHER)))) == [LoadBegins(SLICE, MODEL)]
+    assert [message.number for _, message in stage.later.sent if isinstance(message, LoadStage)] == [1, 1]
+    assert stage.say(stage_loaded(1, 1)) == []
+    assert stage.say(stage_loaded(1, 2)) == [LoadBegins(SLICE, OTHER)]
+    assert [message.number for _, message in stage.later.sent if isinstance(message, LoadStage)] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    (loaded,) = stage.say(stage_loaded(2, 1), stage_loaded(2, 2))
+    assert isinstance(loaded, Loaded)
+    assert [one.model_id for one in loaded.replicas] == [MODEL, OTHER]
+
+
 def test_a_stage_that_cannot_load_a_model_leaves_that_out_everywhere_and_the_others_serve() -> None:
     stage = Stage()
     stage.executor.load(pipeline(MODEL, OTHER))
     stage.hear(Loaded(SLICE, (replica(), replica(OTHER))))
-    assert stage.say(replace(stage_loaded(1, 1), reason="no file"), stage_loaded(1, 2)) == []
+    failed = replace(stage_loaded(1, 1), reason="no file")
+    assert stage.say(failed, stage_loaded(1, 2)) == [LoadBegins(SLICE, OTHER)]
     (loaded,) = stage.say(stage_loaded(2, 1), stage_loaded(2, 2))
     assert isinstance(loaded, Loaded)
     assert [one.model_id for one in loaded.replicas] == [OTHER]
@@ -237,7 +258,7 @@ def test_a_stage_that_takes_no_more_loads_leaves_those_models_out() -> None:
     stage = Stage()
     stage.executor.load(pipeline(MODEL, OTHER))
     stage.later.is_full = True
-    (event,) = stage.hear(Loaded(SLICE, (replica(), replica(OTHER))))
+    *_, event = stage.hear(Loaded(SLICE, (replica(), replica(OTHER))))
     assert isinstance(event, LoadFailed)
     assert "stage 1 takes no more" in event.reason
     stage = serving()
