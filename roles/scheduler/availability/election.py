@@ -37,7 +37,7 @@ from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.core import Send
 from roles.runtime.epochs import BELIEVED_LEAP_MAX, EPOCH_MAX, HELD_MS, RENEW_EVERY_MS, epoch_above
 
-STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first, and one without a plan all others
+STAGGER_MS: Final = 20.0  # for each other scheduler that goes first: of a lower number, or with a newer plan
 FIRST_STAGGER_MS: Final = 1_000.0  # the same, where no scheduler was ever active: nothing is served meanwhile
 CANDIDATE_MS: Final = 300.0  # for a majority to grant: each agent writes to its disk first
 AGAIN_AFTER_MS: Final = 100.0  # times its number and one, so that two do not campaign in step for ever
@@ -139,6 +139,8 @@ class Election:
         self.wake_at_ms = NEVER_MS
         """The next moment worth a `tick`; inf: none."""
         self.has_plan = True  # else it does not campaign, also when the moment for that has come
+        self.plan_epoch = 0
+        """Of the newest plan that it was sent, or that was kept when it began; 0: it made its plan itself."""
         self.lapses_at_ms = NEVER_MS
         """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
         self._number = number
@@ -334,12 +336,19 @@ class Election:
             self._campaign_at_ms = NEVER_MS
             return
         if self._campaign_at_ms == NEVER_MS:
-            behind = self._number + (0 if self.has_plan else self._electorate.schedulers)
-            is_first = not any(agent.epoch for agent in here)
-            stagger_ms = FIRST_STAGGER_MS * self._number if is_first else STAGGER_MS * behind
+            highest = max(agent.epoch for agent in here)
+            stagger_ms = STAGGER_MS * self._behind(highest) if highest else FIRST_STAGGER_MS * self._number
             self._campaign_at_ms = max(now_ms + stagger_ms, self._not_before_ms)
         if self.has_plan and now_ms >= self._campaign_at_ms:
             self._campaign(now_ms, actions)
+
+    def _behind(self, highest: int) -> int:
+        """How many others may go first. Whose plan is of the epoch that agents granted last has the newest one; any other is better than none."""
+        if not self._electorate.has_standby:
+            return 0
+        plan_epoch = max(self.plan_epoch, self.epoch)
+        lacking = 0 if plan_epoch >= highest else 1 if plan_epoch else 2
+        return self._number + lacking * self._electorate.schedulers
 
     def _campaign(self, now_ms: float, actions: list[ElectionAction], in_place_of: int = 0) -> None:
         self._step(ElectionTransition.CAMPAIGN)
