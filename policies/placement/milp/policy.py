@@ -190,7 +190,7 @@ def _placement(
             entry = PlannedModel(model.model_id, demand.batch, part_rps, predicted_ms=demand.exec_ms)
             slices.append(PlannedSlice(gpu.index, None, (entry,)))
         if rate_rps - served_rps > 1e-9 * rate_rps:
-            shortfall = _shortfall([demand for _, demand in placed], task.replicas_max[m])
+            shortfall = _shortfall([demand for _, demand in placed], task, m)
             reason = reasons.get(model.model_id) or shortfall
             unplaced.append(Unplaced(model.model_id, rate_rps - served_rps, reason))
         if model.model_id not in reasons:
@@ -204,13 +204,18 @@ def _offered(task: MilpProblem, m: int) -> list[ResourceDemand]:
     return [by_batch[batch] for batch in sorted(by_batch)]
 
 
-def _shortfall(placed: Sequence[ResourceDemand], replicas_max: Mapping[int, int]) -> str:
+def _shortfall(placed: Sequence[ResourceDemand], task: MilpProblem, m: int) -> str:
     if not placed:
         return "other models bring more goodput on these GPUs"
     batch, carried_rps = placed[0].batch, sum(demand.throughput_rps for demand in placed)
-    is_bound = len(placed) >= replicas_max[batch]
+    gpus = sum(
+        len(of_class.gpus)
+        for of_class, offers in zip(task.classes, task.offers, strict=True)
+        if any(demand.batch == batch for demand in offers.get(m, ()))
+    )
+    is_bound = len(placed) >= min(gpus, task.replicas_max[m][batch])
     return f"its {len(placed)} replicas of batch {batch} carry {carried_rps:.1f} requests per second; " + (
-        "it may have no more: one a GPU, and what `max_replicas` and `build_filter` allow"
+        "it may have no more: one on each GPU that may have that batch, and what `max_replicas` and `build_filter` allow"
         if is_bound
         else "other models bring more goodput than another one"
     )

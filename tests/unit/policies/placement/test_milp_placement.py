@@ -18,7 +18,7 @@ from policies.placement.common.gpu_kinds import GpuClass
 from policies.placement.milp import Milp
 from policies.placement.milp.packing import feasible_patterns
 from policies.placement.registry import placement_policy
-from tests.requirement_profiles import Case, Cell, case, check_sound, random_case, v100s
+from tests.requirement_profiles import Case, Cell, case, check_sound, profile, random_case, v100s
 
 
 def place(of: Case, policy: str = "wsm-milp", **options: Any) -> Placement:
@@ -77,6 +77,14 @@ def test_at_most_so_many_replicas() -> None:
     assert [one.reason.rpartition("; ")[2] for one in contended.unplaced] == [
         "other models bring more goodput than another one"
     ]
+
+
+def test_a_model_that_is_alone_may_have_no_more_than_one_on_each_gpu_that_is_fast_enough() -> None:
+    of = case({"a": (50, 5000, {4: Cell(4, 60)})}, (*v100s(1), *v100s(1, "t4", first=1)))
+    (short,) = place(
+        replace(of, profiles={**of.profiles, (ModelId("a"), "t4"): profile({4: Cell(400, 60)})})
+    ).unplaced
+    assert "it may have no more" in short.reason
 
 
 def test_the_build_filter_leaves_out_batches_that_take_too_long_to_fill() -> None:
