@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fabric.curve import CONTROL_KINDS, guarded
+from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
@@ -389,7 +390,11 @@ class SchedulerShell:
             is_in_doubt = answer.status in ("ok", "partial") and not (
                 is_active and self._clock.now_ms() < self._replica.lapses_at_ms
             )
-            self._outbox.put(peer, turned_away(self._role_id, answer.request_no) if is_in_doubt else answer)
+            told = turned_away(self._role_id, answer.request_no) if is_in_doubt else answer
+            try:
+                self._outbox.put(peer, told)
+            except LocalProtocolError as error:  # such as more models without a place than a header holds
+                self.role.note_unsendable(str(error))
         self._outbox.flush()
 
     def _keep_plan(self) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from fabric import frames
 from fabric.clock import VirtualClock
+from fabric.codec import LONG_HEADER_BYTES_MAX
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId
 from fabric.json_files import write_whole
 from fabric.messages import (
@@ -26,7 +28,7 @@ from fabric.messages import (
     SchedulerHello,
 )
 from roles.config.read_config import parse_config
-from roles.runtime.core import Heard, Tick
+from roles.runtime.core import Heard, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.loop.mailbox import Mailbox
 from roles.scheduler.availability.replica import NOT_ACTIVE
@@ -76,9 +78,7 @@ class Active:
         self._leases = {
             host: LeaseReport(NodeId(host), 0, "", Incarnation("0"), is_free=True) for host in NODES
         }
-        monkeypatch.setattr(
-            self.shell._outbox, "put", lambda peer, message: self._sent.append((peer, message))
-        )
+        monkeypatch.setattr(self.shell._outbox, "put", self._put)
 
     def begin(self) -> None:
         """Two of the three agents are there, and as nobody has sent a plan one is made before the election."""
@@ -122,7 +122,7 @@ class Active:
         """One turn, and what agents answer."""
         for event in events:
             self._handle(event)
-        self.shell._end_turn()
+        self.shell.role.end_turn()
         sent, self._sent = self._sent, []
         for peer, message in sent:
             if peer == STANDBY and isinstance(message, PlanCopy):
@@ -135,6 +135,10 @@ class Active:
     def _handle(self, event: Heard | Tick) -> None:
         for action in self.shell._replica.handle(event, self._clock.now_ms()):
             self.shell._perform(action)
+
+    def _put(self, peer: PeerId, message: AnyMessage) -> None:
+        frames.pack(message)
+        self._sent.append((peer, message))
 
     def _pass(self, ms: float) -> None:
         self._clock.advance(self._clock.now_ms() + ms)
@@ -250,6 +254,19 @@ def test_a_change_is_confirmed_only_if_it_was_kept_within_the_lease(one: Active)
     one.settle(2)
     assert [(answer.status, answer.code) for answer in one.answers] == [("ok", ""), ("refused", NOT_ACTIVE)]
     assert one.on_disk == (one.epoch, 2)
+
+
+@pytest.mark.parametrize("then", ["the turn ends", "the lease lapses"])
+def test_an_answer_that_no_message_holds_is_counted_and_what_follows_is_done(one: Active, then: str) -> None:
+    one.shell._perform(Send(OPERATOR, Changed(1, "failed", document="x" * LONG_HEADER_BYTES_MAX)))
+    former = one.shell._core
+    if then == "the lease lapses":
+        one.settle_and_lapse(2)
+        assert one.shell._core is not former
+    else:
+        one.settle(2)
+    assert [answer.request_no for answer in one.answers] == [2]
+    assert one.shell.role.stats.unsendable == 1
 
 
 def test_numbers_go_on_where_the_epoch_is_raised(one: Active) -> None:
