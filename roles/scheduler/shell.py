@@ -247,6 +247,7 @@ class SchedulerShell:
                 self._flush_settled()  # what follows may take long
                 try:
                     self._prepared = self._prepare()
+                    self._replica.prepared(self._kept.epoch_read)
                 # Whatever it is, it is no reason to stand by no more: a take-over tries again.
                 except Exception as error:  # noqa: BLE001
                     log.error("plan_not_prepared error=%r", error)

@@ -17,7 +17,7 @@ from fabric.ids import PeerId
 from fabric.messages import Changed, PlanCopy, StatusListed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.config.read_config import parse_config
-from roles.runtime.core import Send, Tick
+from roles.runtime.core import Heard, Send, Tick
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import look
 from roles.scheduler.availability.replica import KeepPlan, PrepareCore
@@ -324,6 +324,22 @@ def test_a_standby_counts_a_plan_that_its_host_kept_if_it_is_of_use(
     kept = SavedPlan(tmp_path, "scheduler-1", DOCUMENT)
     kept.keep(PlanCopy(16, 1, digest or kept.digest, about))
     with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        assert shell._replica._election.plan_epoch == epoch
+
+
+@pytest.mark.parametrize(("digest", "epoch"), [("", 33), ("of another file", 0)])
+def test_a_standby_counts_the_plan_that_it_was_sent_if_it_is_of_use(
+    tmp_path: Path, digest: str, epoch: int
+) -> None:
+    written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
+    settings, planning = written.first_plan()
+    about = about_scheduler(settings, written.config.batching, planning).decode()
+    with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        copy = PlanCopy(33, 1, digest or shell._kept.digest, about)
+        for action in shell._replica.handle(Heard(PeerId("scheduler-0"), copy), 0.0):
+            shell._perform(action)
+        assert shell._replica._election.plan_epoch == 33
+        shell._perform(PrepareCore())
         assert shell._replica._election.plan_epoch == epoch
 
 

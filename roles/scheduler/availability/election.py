@@ -140,7 +140,7 @@ class Election:
         """The next moment worth a `tick`; inf: none."""
         self.has_plan = True  # else it does not campaign, also when the moment for that has come
         self.plan_epoch = 0
-        """Of the newest plan that it was sent, or that was kept when it began; 0: it made its plan itself."""
+        """Of the newest plan that it was sent or has read; 0: it made its plan itself, or has none."""
         self.lapses_at_ms = NEVER_MS
         """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
         self._number = number
@@ -332,23 +332,30 @@ class Election:
     def _campaign_if_free(self, now_ms: float, actions: list[ElectionAction]) -> None:
         believed_max = self._believed_max()
         here = [one for one in self._agents.values() if one.peer is not None and one.epoch <= believed_max]
-        if sum(map(self._is_grantable, here)) < self._electorate.needed:
+        lacking = self._lacking(here)
+        # Only it may have leases that are held. Where another one has a newer plan they are no head start.
+        grantable = sum(one.is_free if lacking else self._is_grantable(one) for one in here)
+        if grantable < self._electorate.needed:
             self._campaign_at_ms = NEVER_MS
             return
-        if self._campaign_at_ms == NEVER_MS:
-            highest = max(agent.epoch for agent in here)
-            stagger_ms = STAGGER_MS * self._behind(highest) if highest else FIRST_STAGGER_MS * self._number
-            self._campaign_at_ms = max(now_ms + stagger_ms, self._not_before_ms)
+        behind = self._number + lacking * self._electorate.schedulers
+        is_first = not any(agent.epoch for agent in here)
+        stagger_ms = FIRST_STAGGER_MS * self._number if is_first else STAGGER_MS * behind
+        # The least: of an agent that came later it may have learned that its plan is the newest.
+        self._campaign_at_ms = min(self._campaign_at_ms, max(now_ms + stagger_ms, self._not_before_ms))
         if self.has_plan and now_ms >= self._campaign_at_ms:
             self._campaign(now_ms, actions)
 
-    def _behind(self, highest: int) -> int:
-        """How many others may go first. Whose plan is of the epoch that agents granted last has the newest one; any other is better than none."""
+    def _lacking(self, here: Sequence[_Agent]) -> int:
+        """0: its plan is of the last epoch that a majority may have granted, so there is no newer one. 1: it is older; 2: it has none."""
         if not self._electorate.has_standby:
             return 0
+        away = len(self._electorate.agents) - len(here)  # they may have granted whatever one of these has
+        said = sorted((agent.epoch for agent in here), reverse=True)
+        needed_here = max(1, self._electorate.needed - away)
+        granted = said[needed_here - 1] if said else 0
         plan_epoch = max(self.plan_epoch, self.epoch)
-        lacking = 0 if plan_epoch >= highest else 1 if plan_epoch else 2
-        return self._number + lacking * self._electorate.schedulers
+        return 0 if plan_epoch >= granted else 1 if plan_epoch else 2
 
     def _campaign(self, now_ms: float, actions: list[ElectionAction], in_place_of: int = 0) -> None:
         self._step(ElectionTransition.CAMPAIGN)

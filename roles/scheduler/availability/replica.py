@@ -336,6 +336,10 @@ class SchedulerReplica:
         self._tell_again_at_ms = now_ms + TELL_AGAIN_MS
         self._look_ahead()
 
+    def prepared(self, plan_epoch: int) -> None:
+        """The core that was to be made is of a plan of that epoch; 0: of the file's. A copy may have been of no use."""
+        self._election.plan_epoch = plan_epoch
+
     def not_copied(self, peers: Iterable[PeerId]) -> None:
         """The plan is too large for a message: these standbys are without one until it is another."""
         for peer in peers:

@@ -77,13 +77,14 @@ class SavedPlan:
         self.newest: PlanCopy | None = None
         """What was kept last, if anything was."""
         self.epoch_read = 0
-        """Of the plan that was read last."""
+        """Of the plan that was read last; 0: none was of use."""
 
     def read(self) -> Begun | None:
         """What to go on from, of all schedulers' files and what was kept; None: nothing of use is there."""
         found = [copy for path in self._paths() if (copy := _read(path)) is not None]
         if self.newest is not None:
             found.append(self.newest)
+        self.epoch_read = 0
         for copy in sorted(found, key=lambda one: (one.epoch, one.number), reverse=True):
             begun = self._begun(copy)
             if begun is not None:
