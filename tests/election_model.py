@@ -21,7 +21,7 @@ from fabric.ids import Incarnation, NodeId, PeerId, peer_id, role_id_of_node, sc
 from fabric.messages import LeaseAsked, LeaseReport
 from roles.node_agent.lease import NO_LEASE, KeepLease, LeaseGrants, LeaseKept, LeaseRecord
 from roles.runtime.core import Send
-from roles.runtime.epochs import HELD_MS
+from roles.runtime.epochs import EPOCH_MAX, HELD_MS
 from roles.scheduler.availability.election import (
     Election,
     ElectionAction,
@@ -236,7 +236,9 @@ class Cluster:
     # ------------------------------------------------------------ what they say
 
     def _election(self, number: int, born: int) -> Election:
-        return Election(number, Incarnation(str(born)), self.electorate)
+        one = Election(number, Incarnation(str(born)), self.electorate)
+        one.plan_epoch = EPOCH_MAX  # each has the newest plan: they go by their numbers
+        return one
 
     def _begun(self, agent: int) -> LeaseGrants:
         lease = self.agents[agent]

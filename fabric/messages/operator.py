@@ -209,9 +209,9 @@ RoleRequest = RoleChange | RoleDrainDryRun
 class Changed(Message, frozen=True, tag=66):
     """Scheduler -> operator: what became of the request. `status`: ok | partial | failed | refused.
 
-    refused: nothing was changed, `code` says why (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy, NotActive);
-    partial: `unplaced` found no place; failed: rolled back. The numbers are of slices; `changed` ones serve on with
-    other models. `document`: the section that was asked for, JSON.
+    refused: nothing was changed (NotActive: it may have been, see what the next scheduler serves), `code` says why
+    (UnknownModel, NameTaken, InvalidConfig, UnknownGpu, Busy, NotActive); partial: `unplaced` found no place; failed: rolled
+    back. The numbers are of slices; `changed` ones serve on with other models. `document`: the section that was asked for, JSON.
     """
 
     request_no: int

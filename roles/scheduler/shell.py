@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fabric.curve import CONTROL_KINDS, guarded
+from fabric.errors import LocalProtocolError
 from fabric.ids import PeerId, peer_id, scheduler_id
 from fabric.inproc import HubLink
 from fabric.keys import SCHEDULER as KEY_OF_SCHEDULERS
@@ -18,6 +19,7 @@ from fabric.link import NO_EPOCH
 from fabric.messages import (
     AnyMessage,
     BatchesRemembered,
+    Changed,
     DesiredSlices,
     Directory,
     PlanAsked,
@@ -49,6 +51,7 @@ from roles.scheduler.availability.replica import (
     ReplicaEvent,
     ReplicaSettings,
     SchedulerReplica,
+    turned_away,
 )
 from roles.scheduler.build import Prepared, begun_anew, scheduler_core
 from roles.scheduler.core import SchedulerCore
@@ -112,8 +115,8 @@ class SchedulerShell:
             role_ids,
             own.write_file,
         )
-        # One that stands by waits a while for a copy of the plan: it may take long to make, and not every policy makes it twice.
-        self._first = None if rank else self._kept.read() or written.first_plan()
+        # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
+        self._first = self._kept.read() or (None if rank else written.first_plan())
         self._settled: PlanCopy | None = None
         """The plan that the core settled last; at first, that it began with. Its epoch is the present one only in `_copy`."""
         self._core: SchedulerCore | None = None
@@ -122,6 +125,8 @@ class SchedulerShell:
         """The core that was made last."""
         self._prepared: Prepared | None = None
         """Of the plan that was kept last."""
+        self._answers: list[tuple[PeerId, Changed]] = []
+        """Of this turn, to operators."""
         self._journal: Journal | None = None
         keys = config.security.keys
         keyring = None if keys is None else Keyring.of_folder(keys, KEY_OF_SCHEDULERS)
@@ -150,7 +155,9 @@ class SchedulerShell:
         self._rehearser = own.make_rehearser()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(own.incarnation, electorate, rank, os.getpid(), shard, shards),
+            ReplicaSettings(
+                own.incarnation, electorate, rank, os.getpid(), shard, shards, self._kept.epoch_read
+            ),
             self._make_core,
         )
         self._core = self._made  # without a standby one is there from the start
@@ -237,8 +244,10 @@ class SchedulerShell:
                 self._prepared = None
                 self._kept.keep(copy)
             case PrepareCore():
+                self._flush_settled()  # what follows may take long
                 try:
                     self._prepared = self._prepare()
+                    self._replica.prepared(self._kept.epoch_read)
                 # Whatever it is, it is no reason to stand by no more: a take-over tries again.
                 except Exception as error:  # noqa: BLE001
                     log.error("plan_not_prepared error=%r", error)
@@ -248,7 +257,7 @@ class SchedulerShell:
                 self._core = self._made
                 log.info("scheduler_active epoch=%d", epoch)
             case LeaseLapsed(is_handed_over):
-                self._flush_settled()  # what was decided before is on its way before anything here takes long
+                self._flush_settled(is_active=False)  # it is on its way before anything else here takes long
                 if is_handed_over:
                     log.info("scheduler_handed_over epoch=%d", self.link.epoch)
                 else:
@@ -269,6 +278,9 @@ class SchedulerShell:
             return
         if peer in self._others:
             self._others[peer].send(message)
+            return
+        if isinstance(message, Changed):
+            self._answers.append((peer, message))
             return
         if isinstance(message, StatusListed):
             message = replace(message, counters={**message.counters, **self.link.counters, **self._lost()})
@@ -364,13 +376,26 @@ class SchedulerShell:
             self._keep_plan()  # what it began with, or with a higher epoch: nobody waits for that, and agents wait for their epoch
             self._outbox.flush()
 
-    def _flush_settled(self) -> None:
-        """Send what was decided. A plan is kept and copied before anybody hears that it is settled."""
+    def _flush_settled(self, *, is_active: bool = True) -> None:
+        """Send what was decided. A plan is kept and copied before anybody hears that it is settled.
+
+        Where the lease has lapsed meanwhile the next one may be active already, with a plan in which no change of this turn is.
+        """
         controller = None if self._core is None else self._core.controller
         if controller is not None and (self._settled is None or controller.settled != self._settled.number):
             plan = controller.settled_plan()
             self._settled = self._copy_of(plan.settings, plan.planning, plan.number)
             self._keep_plan()
+        answers, self._answers = self._answers, []
+        for peer, answer in answers:
+            is_in_doubt = answer.status in ("ok", "partial") and not (
+                is_active and self._clock.now_ms() < self._replica.lapses_at_ms
+            )
+            told = turned_away(self._role_id, answer.request_no) if is_in_doubt else answer
+            try:
+                self._outbox.put(peer, told)
+            except LocalProtocolError as error:  # such as more models without a place than a header holds
+                self.role.note_unsendable(str(error))
         self._outbox.flush()
 
     def _keep_plan(self) -> None:

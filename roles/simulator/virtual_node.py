@@ -135,10 +135,12 @@ class VirtualWorker:
             case Recall(slice_id, batch_id):
                 self._agent.devices.recall(slice_id, batch_id, now_ms)
             case Abort(slice_id, batch_id):
-                began_at_ms = self._agent.devices.began_at_ms(slice_id, batch_id)
-                if began_at_ms is not None:
+                devices = self._agent.devices
+                began_at_ms = devices.began_at_ms(slice_id, batch_id)
+                devices.abort(slice_id, batch_id, now_ms)
+                # Else it ends at this moment, or goes through a pipeline.
+                if began_at_ms is not None and devices.began_at_ms(slice_id, batch_id) is None:
                     self._agent.ran(slice_id, batch_id, 0, began_at_ms)
-                self._agent.devices.abort(slice_id, batch_id, now_ms)
             case LoadSlice(spec):
                 self._agent.load(self, spec)
             case UnloadSlice(slice_id):

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from fabric import frames
+from fabric.clock import VirtualClock
+from fabric.codec import LONG_HEADER_BYTES_MAX
 from fabric.ids import Incarnation, ModelId, NodeId, PeerId
+from fabric.json_files import write_whole
 from fabric.messages import (
     AnyMessage,
+    Changed,
     LeaseAsked,
     LeaseReport,
     ModelsAdd,
@@ -23,9 +28,10 @@ from fabric.messages import (
     SchedulerHello,
 )
 from roles.config.read_config import parse_config
-from roles.runtime.core import Heard, Tick
+from roles.runtime.core import Heard, Send, Tick
 from roles.runtime.epochs import HELD_MS
 from roles.runtime.loop.mailbox import Mailbox
+from roles.scheduler.availability.replica import NOT_ACTIVE
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import settings_of
 from roles.scheduler.shell import SchedulerShell
@@ -56,25 +62,30 @@ class Active:
     """Scheduler 0 of two in its real shell, which agents that this plays have made the active one. Its moments are ours."""
 
     def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        surroundings = SchedulerSurroundings(make_planner=lambda _: Unanswering())
+        self._clock = VirtualClock(1_000.0)
+        surroundings = SchedulerSurroundings(
+            clock=self._clock, make_planner=lambda _: Unanswering(), write_file=self._write
+        )
         written = Written(parse_config(DOCUMENT, run_dir), DOCUMENT, run_dir)
         self.shell = SchedulerShell(written, run_dir, surroundings=surroundings)
         self.copies: list[PlanCopy] = []
         """What the standby was sent."""
+        self.answers: list[Changed] = []
+        """What the operator was told."""
+        self.disk_takes_ms = 0.0
         self._file = run_dir / "scheduler-0.plan"
         self._sent: list[tuple[PeerId, AnyMessage]] = []
         self._leases = {
             host: LeaseReport(NodeId(host), 0, "", Incarnation("0"), is_free=True) for host in NODES
         }
-        self._now_ms = 1_000.0
-        monkeypatch.setattr(self.shell, "_send", lambda peer, message: self._sent.append((peer, message)))
+        monkeypatch.setattr(self.shell._outbox, "put", self._put)
 
     def begin(self) -> None:
         """Two of the three agents are there, and as nobody has sent a plan one is made before the election."""
         for host in NODES[:2]:
             self.feed(Heard(agent(host), self._leases[host]))
         for _ in range(2):
-            self._now_ms += 1_000.0
+            self._pass(1_000.0)
             self.feed(Tick())
         self.feed(Heard(STANDBY, SchedulerHello("scheduler-1", Incarnation("0"))))
 
@@ -95,7 +106,7 @@ class Active:
     def settle_and_lapse(self, term: int) -> None:
         """The same; and before the turn is over the lease turns out to have lapsed."""
         self._handle(Heard(OPERATOR, ModelSet(term, ModelId("fast"), term=term)))
-        self._now_ms += 10 * HELD_MS
+        self._pass(10 * HELD_MS)
         self.feed(Tick())
 
     def begin_change(self) -> None:
@@ -111,17 +122,30 @@ class Active:
         """One turn, and what agents answer."""
         for event in events:
             self._handle(event)
-        self.shell._end_turn()
+        self.shell.role.end_turn()
         sent, self._sent = self._sent, []
         for peer, message in sent:
             if peer == STANDBY and isinstance(message, PlanCopy):
                 self.copies.append(message)
+            elif isinstance(message, Changed):
+                self.answers.append(message)
             elif isinstance(message, LeaseAsked):
                 self._grant(peer, message)
 
     def _handle(self, event: Heard | Tick) -> None:
-        for action in self.shell._replica.handle(event, self._now_ms):
+        for action in self.shell._replica.handle(event, self._clock.now_ms()):
             self.shell._perform(action)
+
+    def _put(self, peer: PeerId, message: AnyMessage) -> None:
+        frames.pack(message)
+        self._sent.append((peer, message))
+
+    def _pass(self, ms: float) -> None:
+        self._clock.advance(self._clock.now_ms() + ms)
+
+    def _write(self, path: Path, text: str) -> None:
+        write_whole(path, text)
+        self._pass(self.disk_takes_ms)
 
     def _grant(self, peer: PeerId, asked: LeaseAsked) -> None:
         host = next(host for host in NODES if agent(host) == peer)
@@ -214,12 +238,35 @@ def test_what_an_operator_was_told_is_kept_though_the_next_change_begins_in_the_
     assert (one.copies[-1].epoch, term_of(one.copies[-1].document)) == (one.epoch, 1)
 
 
-def test_what_an_operator_was_told_is_kept_though_the_lease_lapses_in_the_same_turn(one: Active) -> None:
+def test_what_an_operator_changed_is_kept_though_the_lease_lapses_in_the_same_turn(one: Active) -> None:
+    """It is not confirmed: had another one been elected, it could have begun without it."""
     former = one.shell._core
     one.settle_and_lapse(1)
     assert one.shell._core is not former
     assert one.on_disk == (one.epoch, 1)
     assert (one.copies[-1].epoch, term_of(one.copies[-1].document)) == (one.epoch, 1)
+    assert [(answer.request_no, answer.code) for answer in one.answers] == [(1, NOT_ACTIVE)]
+
+
+def test_a_change_is_confirmed_only_if_it_was_kept_within_the_lease(one: Active) -> None:
+    one.settle(1)
+    one.disk_takes_ms = 2 * HELD_MS
+    one.settle(2)
+    assert [(answer.status, answer.code) for answer in one.answers] == [("ok", ""), ("refused", NOT_ACTIVE)]
+    assert one.on_disk == (one.epoch, 2)
+
+
+@pytest.mark.parametrize("then", ["the turn ends", "the lease lapses"])
+def test_an_answer_that_no_message_holds_is_counted_and_what_follows_is_done(one: Active, then: str) -> None:
+    one.shell._perform(Send(OPERATOR, Changed(1, "failed", document="x" * LONG_HEADER_BYTES_MAX)))
+    former = one.shell._core
+    if then == "the lease lapses":
+        one.settle_and_lapse(2)
+        assert one.shell._core is not former
+    else:
+        one.settle(2)
+    assert [answer.request_no for answer in one.answers] == [2]
+    assert one.shell.role.stats.unsendable == 1
 
 
 def test_numbers_go_on_where_the_epoch_is_raised(one: Active) -> None:

@@ -13,14 +13,15 @@ import yaml
 
 from fabric.client import ask_status
 from fabric.errors import ConfigError, PeerLost
-from fabric.messages import PlanCopy, StatusListed
+from fabric.ids import PeerId
+from fabric.messages import Changed, PlanCopy, StatusListed
 from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluster
 from roles.config.read_config import parse_config
-from roles.runtime.core import Tick
+from roles.runtime.core import Heard, Send, Tick
 from roles.runtime.process import read_run_file
 from roles.runtime.running_cluster import look
 from roles.scheduler.availability.replica import KeepPlan, PrepareCore
-from roles.scheduler.planning.saved_plan import SavedPlan
+from roles.scheduler.planning.saved_plan import Begun, SavedPlan
 from roles.scheduler.planning.start_config import Written
 from roles.scheduler.replay_start import about_scheduler
 from roles.scheduler.shell import SchedulerShell
@@ -292,6 +293,54 @@ def test_a_standby_that_was_sent_no_plan_makes_one_once_and_before_it_is_needed(
             shell._make_core()
             assert shell._made is not None
             assert {model.model_id for model in shell._made.settings().models} == {"fast"}
+
+
+def test_what_a_standby_has_to_say_goes_before_it_makes_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
+    begun, done = written.first_plan(), []
+
+    def first_plan(_: Written) -> Begun:
+        done.append("planned")
+        return begun
+
+    monkeypatch.setattr(Written, "first_plan", first_plan)
+    with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        monkeypatch.setattr(shell._outbox, "put", lambda _, message: done.append(message.reason))
+        monkeypatch.setattr(shell._outbox, "flush", lambda: done.append("flushed"))
+        shell._perform(Send(PeerId("operator/1"), Changed(1, "refused", reason="stands by")))
+        shell._perform(PrepareCore())
+    assert done == ["stands by", "flushed", "planned"]
+
+
+@pytest.mark.parametrize(("digest", "epoch"), [("", 16), ("of another file", 0)])
+def test_a_standby_counts_a_plan_that_its_host_kept_if_it_is_of_use(
+    tmp_path: Path, digest: str, epoch: int
+) -> None:
+    written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
+    settings, planning = written.first_plan()
+    about = about_scheduler(settings, written.config.batching, planning).decode()
+    kept = SavedPlan(tmp_path, "scheduler-1", DOCUMENT)
+    kept.keep(PlanCopy(16, 1, digest or kept.digest, about))
+    with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        assert shell._replica._election.plan_epoch == epoch
+
+
+@pytest.mark.parametrize(("digest", "epoch"), [("", 33), ("of another file", 0)])
+def test_a_standby_counts_the_plan_that_it_was_sent_if_it_is_of_use(
+    tmp_path: Path, digest: str, epoch: int
+) -> None:
+    written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
+    settings, planning = written.first_plan()
+    about = about_scheduler(settings, written.config.batching, planning).decode()
+    with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
+        copy = PlanCopy(33, 1, digest or shell._kept.digest, about)
+        for action in shell._replica.handle(Heard(PeerId("scheduler-0"), copy), 0.0):
+            shell._perform(action)
+        assert shell._replica._election.plan_epoch == 33
+        shell._perform(PrepareCore())
+        assert shell._replica._election.plan_epoch == epoch
 
 
 def test_a_plan_of_which_no_core_can_be_made_keeps_nobody_from_standing_by(

@@ -111,6 +111,19 @@ def reorganised(
     return Reorganisation(kept, _in_waves(moves, current, gpus, memory_of))
 
 
+def started_anew(
+    current: Mapping[SliceId, PlannedSlice],
+    slice_id: SliceId,
+    planned: PlannedSlice,
+    gpus: Sequence[GpuSlot],
+    memory_of: MemoryOf,
+) -> Reorganisation:
+    """One slice ends once it runs as `planned`; all others stay, also those that are as it was."""
+    kept = {other: there for other, there in current.items() if other != slice_id}
+    move = Move((SliceStart(planned),), (slice_id,))
+    return Reorganisation(kept, _in_waves([move], current, gpus, memory_of))
+
+
 def key_of(planned: PlannedSlice) -> Key:
     """What cannot be changed while a slice runs. No limit and a limit of 100 % are the same."""
     share = None if planned.share_percent == WHOLE_PERCENT else planned.share_percent

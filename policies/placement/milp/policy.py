@@ -58,7 +58,7 @@ class Milp:
     `time_limit_s` is the solver's, for all its stages: a plan that it cut short may depend on how fast the machine is, and
     its first decision says that it is not proven. `second_stage` chooses among equal goodputs (`model.py`).
     `max_replicas` bounds a model's replicas. `build_filter` refuses more replicas with a batch size than get it
-    filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas); one with batches of one, which one request fills, is never refused.
+    filled within `max_wait_ms` (batch ≤ rate · max_wait / replicas); those with batches of one, which one request fills, are never refused.
     """
 
     def __init__(
@@ -143,10 +143,9 @@ class Milp:
 
     def _built_in_time(self, model: PlacedModelInput, batch: int) -> int:
         """How many replicas with that batch size get it filled within the wait."""
-        if math.isinf(self._max_wait_ms):
+        if math.isinf(self._max_wait_ms) or batch == 1:
             return self._max_replicas or 10**9
-        in_time = math.floor(rate_of(model) * self._max_wait_ms / 1000 / batch * (1 + 1e-9))
-        return max(1, in_time) if batch == 1 else in_time
+        return math.floor(rate_of(model) * self._max_wait_ms / 1000 / batch * (1 + 1e-9))
 
     def _replicas_max(
         self, model: PlacedModelInput, batches: Sequence[int], gpu_count: int
@@ -191,7 +190,8 @@ def _placement(
             entry = PlannedModel(model.model_id, demand.batch, part_rps, predicted_ms=demand.exec_ms)
             slices.append(PlannedSlice(gpu.index, None, (entry,)))
         if rate_rps - served_rps > 1e-9 * rate_rps:
-            reason = reasons.get(model.model_id) or _shortfall([demand for _, demand in placed])
+            shortfall = _shortfall([demand for _, demand in placed], task, m)
+            reason = reasons.get(model.model_id) or shortfall
             unplaced.append(Unplaced(model.model_id, rate_rps - served_rps, reason))
         if model.model_id not in reasons:
             decisions.append(_choice(model, [demand for _, demand in placed], _offered(task, m)))
@@ -204,13 +204,20 @@ def _offered(task: MilpProblem, m: int) -> list[ResourceDemand]:
     return [by_batch[batch] for batch in sorted(by_batch)]
 
 
-def _shortfall(placed: Sequence[ResourceDemand]) -> str:
+def _shortfall(placed: Sequence[ResourceDemand], task: MilpProblem, m: int) -> str:
     if not placed:
         return "other models bring more goodput on these GPUs"
-    carried_rps = sum(demand.throughput_rps for demand in placed)
-    return (
-        f"its {len(placed)} replicas of batch {placed[0].batch} carry {carried_rps:.1f} requests per second; "
-        "other models bring more goodput than another one"
+    batch, carried_rps = placed[0].batch, sum(demand.throughput_rps for demand in placed)
+    gpus = sum(
+        len(of_class.gpus)
+        for of_class, offers in zip(task.classes, task.offers, strict=True)
+        if any(demand.batch == batch for demand in offers.get(m, ()))
+    )
+    is_bound = len(placed) >= min(gpus, task.replicas_max[m][batch])
+    return f"its {len(placed)} replicas of batch {batch} carry {carried_rps:.1f} requests per second; " + (
+        "it may have no more: one on each GPU that may have that batch, and what `max_replicas` and `build_filter` allow"
+        if is_bound
+        else "other models bring more goodput than another one"
     )
 
 

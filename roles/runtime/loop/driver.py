@@ -182,12 +182,13 @@ class Role(Generic[EventT, ActionT]):
             try:
                 perform(action)
             except LocalProtocolError as error:
-                self._note_unsendable(str(error))
+                self.note_unsendable(str(error))
         wake_at_ms = core.wake_at_ms  # `look_at_timer`, without a call for every event
         if wake_at_ms != self._wanted_at_ms:
             self._aim(wake_at_ms)
 
-    def _note_unsendable(self, why: str) -> None:
+    def note_unsendable(self, why: str) -> None:
+        """Count what could not be sent: also what was gathered, and goes as the turn ends."""
         self.stats.unsendable += 1
         if why != self._said:  # else it is tried again and again
             log.warning("message_unsendable error=%r", why)

@@ -37,7 +37,7 @@ from fabric.messages import LeaseAsked, LeaseReport
 from roles.runtime.core import Send
 from roles.runtime.epochs import BELIEVED_LEAP_MAX, EPOCH_MAX, HELD_MS, RENEW_EVERY_MS, epoch_above
 
-STAGGER_MS: Final = 20.0  # by which a scheduler of a higher number lets those of lower ones go first, and one without a plan all others
+STAGGER_MS: Final = 20.0  # for each other scheduler that goes first: of a lower number, or with a newer plan
 FIRST_STAGGER_MS: Final = 1_000.0  # the same, where no scheduler was ever active: nothing is served meanwhile
 CANDIDATE_MS: Final = 300.0  # for a majority to grant: each agent writes to its disk first
 AGAIN_AFTER_MS: Final = 100.0  # times its number and one, so that two do not campaign in step for ever
@@ -139,6 +139,8 @@ class Election:
         self.wake_at_ms = NEVER_MS
         """The next moment worth a `tick`; inf: none."""
         self.has_plan = True  # else it does not campaign, also when the moment for that has come
+        self.plan_epoch = 0
+        """Of the newest plan that it was sent or has read; 0: it made its plan itself, or has none."""
         self.lapses_at_ms = NEVER_MS
         """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
         self._number = number
@@ -330,16 +332,30 @@ class Election:
     def _campaign_if_free(self, now_ms: float, actions: list[ElectionAction]) -> None:
         believed_max = self._believed_max()
         here = [one for one in self._agents.values() if one.peer is not None and one.epoch <= believed_max]
-        if sum(map(self._is_grantable, here)) < self._electorate.needed:
+        lacking = self._lacking(here)
+        # Only it may have leases that are held. Where another one has a newer plan they are no head start.
+        grantable = sum(one.is_free if lacking else self._is_grantable(one) for one in here)
+        if grantable < self._electorate.needed:
             self._campaign_at_ms = NEVER_MS
             return
-        if self._campaign_at_ms == NEVER_MS:
-            behind = self._number + (0 if self.has_plan else self._electorate.schedulers)
-            is_first = not any(agent.epoch for agent in here)
-            stagger_ms = FIRST_STAGGER_MS * self._number if is_first else STAGGER_MS * behind
-            self._campaign_at_ms = max(now_ms + stagger_ms, self._not_before_ms)
+        behind = self._number + lacking * self._electorate.schedulers
+        is_first = not any(agent.epoch for agent in here)
+        stagger_ms = FIRST_STAGGER_MS * self._number if is_first else STAGGER_MS * behind
+        # The least: of an agent that came later it may have learned that its plan is the newest.
+        self._campaign_at_ms = min(self._campaign_at_ms, max(now_ms + stagger_ms, self._not_before_ms))
         if self.has_plan and now_ms >= self._campaign_at_ms:
             self._campaign(now_ms, actions)
+
+    def _lacking(self, here: Sequence[_Agent]) -> int:
+        """0: its plan is of the last epoch that a majority may have granted, so there is no newer one. 1: it is older; 2: it has none."""
+        if not self._electorate.has_standby:
+            return 0
+        away = len(self._electorate.agents) - len(here)  # they may have granted whatever one of these has
+        said = sorted((agent.epoch for agent in here), reverse=True)
+        needed_here = max(1, self._electorate.needed - away)
+        granted = said[needed_here - 1] if said else 0
+        plan_epoch = max(self.plan_epoch, self.epoch)
+        return 0 if plan_epoch >= granted else 1 if plan_epoch else 2
 
     def _campaign(self, now_ms: float, actions: list[ElectionAction], in_place_of: int = 0) -> None:
         self._step(ElectionTransition.CAMPAIGN)

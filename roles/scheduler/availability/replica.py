@@ -77,7 +77,6 @@ from roles.runtime.peer_checks import (
 from roles.runtime.process_events import SchedulerFound, StopAsked
 from roles.scheduler.availability.early_words import EarlyWords
 from roles.scheduler.availability.election import (
-    FIRST_STAGGER_MS,
     NEVER_MS,
     Election,
     ElectionAction,
@@ -101,9 +100,7 @@ GATHER_MS: Final = 250.0
 GATHER_FIRST_MS: Final = 1_000.0
 """The same, while not one of these slices has said so: there would be nothing to grant."""
 PREPARE_AFTER_MS: Final = 100.0
-"""From a copy of the plan on: where one follows another, it is the last that may be needed."""
-PREPARE_WITHOUT_MS: Final = 0.8 * FIRST_STAGGER_MS
-"""From the start on, for a first copy. One that was sent none makes a plan itself before it asks to be elected: that may take longer than a lease lasts."""
+"""From a copy of the plan on, or from the start where a plan was kept: where one follows another, it is the last that may be needed."""
 HANDED_OVER_MS: Final = 500.0
 """For a standby to be active after it was told to take over; then the agents see this one end, and free their leases."""
 OTHERS_WITHIN_MS: Final = 1_000.0
@@ -140,6 +137,8 @@ class ReplicaSettings(Struct, frozen=True):
     pid: int = 0
     shard: int = 0
     shards: int = 1
+    kept_epoch: int = 0
+    """Of the newest plan that is kept here and of use; 0: there is none."""
 
 
 class CopyPlan(Struct, frozen=True):
@@ -209,7 +208,7 @@ class SchedulerReplica:
         self._is_fresh = True
         """No frontend has heard of what its core knows."""
         self._prepare_at_ms = NEVER_MS
-        """When the plan that was kept last has been the newest for a while, or none came."""
+        """When the plan that was kept last has been the newest for a while."""
         self._early = EarlyWords()
         """What agents that granted already, and their workers, say before a majority has, or obey another epoch than ours."""
         self._also_heard = _GATHERED
@@ -242,6 +241,7 @@ class SchedulerReplica:
         self._checks = PeerChecks(rules, self.offences)
         self._core: SchedulerLike | None = None if settings.electorate.has_standby else make_core()
         self._election.has_plan = self._core is not None
+        self._election.plan_epoch = settings.kept_epoch
         self._look_ahead()
 
     @property
@@ -253,6 +253,11 @@ class SchedulerReplica:
     def epoch(self) -> Epoch:
         """The one that was granted last."""
         return self._election.epoch
+
+    @property
+    def lapses_at_ms(self) -> float:
+        """When it is active no more, unless the agents grant it longer; inf: it is not active, or stays so."""
+        return self._election.lapses_at_ms
 
     def handle(self, event: ReplicaEvent, now_ms: float) -> Sequence[ReplicaAction]:
         """Take one event; see `roles.runtime.core.Core`. A lease that has lapsed is noticed before anything else."""
@@ -272,8 +277,8 @@ class SchedulerReplica:
         actions: list[ReplicaAction] = []
         if self._began_ms == NEVER_MS:
             self._began_ms = now_ms
-            if self._core is None:
-                self._prepare_at_ms = now_ms + PREPARE_WITHOUT_MS
+            if self._core is None and self._settings.kept_epoch:
+                self._prepare_at_ms = now_ms + PREPARE_AFTER_MS
         if now_ms >= self._election.lapses_at_ms:
             self._elect(self._election.tick(now_ms), actions, now_ms)
         match event:
@@ -296,9 +301,6 @@ class SchedulerReplica:
                 self._leave(actions, now_ms)
             case Lost(peer):
                 self._lost(event, peer, actions, now_ms)
-        if not self._election.has_plan and self._election.wake_at_ms <= now_ms:
-            # The next turn asks for the epoch: this one may take longer than a lease lasts.
-            self._prepare(actions)
         self._open_if_gathered(actions, now_ms)
         if self._is_electable(now_ms) is not self._was_electable:
             self._was_electable = not self._was_electable
@@ -306,6 +308,9 @@ class SchedulerReplica:
         if self._heir_by_ms != NEVER_MS:
             self._choose_heir(actions, now_ms)
         self.has_left = self.has_left or now_ms >= self._ends_at_ms
+        if not self._election.has_plan and self._election.wake_at_ms <= now_ms and not self.has_left:
+            # To make one may take longer than a lease lasts, and this one hears nobody meanwhile. The next turn asks for the epoch.
+            self._prepare(actions)
         self._look_ahead()
         return actions
 
@@ -330,6 +335,10 @@ class SchedulerReplica:
             return
         self._tell_again_at_ms = now_ms + TELL_AGAIN_MS
         self._look_ahead()
+
+    def prepared(self, plan_epoch: int) -> None:
+        """The core that was to be made is of a plan of that epoch; 0: of the file's. A copy may have been of no use."""
+        self._election.plan_epoch = plan_epoch
 
     def not_copied(self, peers: Iterable[PeerId]) -> None:
         """The plan is too large for a message: these standbys are without one until it is another."""
@@ -497,6 +506,7 @@ class SchedulerReplica:
             if not self._is_ending:
                 self._prepare_at_ms = now_ms + PREPARE_AFTER_MS
             self._election.has_plan = True
+            self._election.plan_epoch = max(self._election.plan_epoch, copy.epoch)
             actions.append(KeepPlan(copy))
 
     def _prepare(self, actions: list[ReplicaAction]) -> None:
@@ -576,9 +586,8 @@ class SchedulerReplica:
                 self._begin_epoch(actions, now_ms)
 
     def _turn_operators_away(self, actions: list[ReplicaAction]) -> None:
-        reason = f"{self._own_id} is active no more: see what the next one serves, and ask it again"
         for peer, request_no in sorted(self._asked):
-            actions.append(Send(peer, Changed(request_no, "refused", NOT_ACTIVE, reason)))
+            actions.append(Send(peer, turned_away(self._own_id, request_no)))
         self._asked.clear()
 
     def _begin_epoch(self, actions: list[ReplicaAction], now_ms: float) -> None:
@@ -706,6 +715,12 @@ class SchedulerReplica:
             self._own_id
         }:
             raise RemoteProtocolError(f"the configuration has no other {hello.scheduler_id}", NOT_OWNER)
+
+
+def turned_away(own_id: str, request_no: int) -> Changed:
+    """The answer to an operator whose change may not be in the plan that holds from here on."""
+    reason = f"{own_id} is active no more: see what the next one serves, and ask it again"
+    return Changed(request_no, "refused", NOT_ACTIVE, reason)
 
 
 def _is_connected_to(peer: PeerId) -> bool:

@@ -37,7 +37,14 @@ from policies.placement.common.base import (
     Unplaced,
     slice_memory_bytes,
 )
-from policies.placement.common.differ import MemoryOf, Move, Reorganisation, key_of, reorganised
+from policies.placement.common.differ import (
+    MemoryOf,
+    Move,
+    Reorganisation,
+    key_of,
+    reorganised,
+    started_anew,
+)
 from roles.config.cluster import ClusterConfig, placed_models
 from roles.config.documents import through_json
 from roles.config.read_config import parse_config
@@ -143,22 +150,22 @@ def _made(asked: PlanAsked) -> PlanMade:
         for one in asked.current
         if one.slice_id in current
     }
+    memory_of = _memory_of(config, gpus, asked.current, running)
     unplaced: tuple[Unplaced, ...] = ()
     if not asked.grown:
         now = Placement(tuple(planned for planned in current.values() if planned.models))
         placed = config.place(current=now, gpus=gpus)
-        target, unplaced = list(placed.slices), placed.unplaced
+        may_swap = config.placement.name != "given"
+        found = reorganised(running, placed.slices, gpus, memory_of, may_swap=may_swap)
+        unplaced = placed.unplaced
     else:
         hosted = tuple(model for model in current[asked.grown].models if model.model_id in wanted)
         if not hosted:
             raise ConfigError("it hosts nothing that is wanted")
         grown = replace(current[asked.grown], share_percent=asked.share_percent, models=hosted)
-        target = [grown if slice_id == asked.grown else planned for slice_id, planned in running.items()]
-    may_swap = not asked.grown and config.placement.name != "given"
-    memory_of = _memory_of(config, gpus, asked.current, running)
-    found = reorganised(running, target, gpus, memory_of, may_swap=may_swap)
-    if asked.grown and any(start.after for move in found.moves for start in move.starts):
-        raise ConfigError("its GPU has no memory for a larger slice while this one serves")
+        found = started_anew(running, asked.grown, grown, gpus, memory_of)
+        if any(start.after for move in found.moves for start in move.starts):
+            raise ConfigError("its GPU has no memory for a larger slice while this one serves")
     return _as_message(asked, config, document["models"], found, unplaced)
 
 

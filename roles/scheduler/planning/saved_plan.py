@@ -76,28 +76,20 @@ class SavedPlan:
         self._path = run_dir / f"{role_id}{PLAN_SUFFIX}"
         self.newest: PlanCopy | None = None
         """What was kept last, if anything was."""
+        self.epoch_read = 0
+        """Of the plan that was read last; 0: none was of use."""
 
     def read(self) -> Begun | None:
         """What to go on from, of all schedulers' files and what was kept; None: nothing of use is there."""
         found = [copy for path in self._paths() if (copy := _read(path)) is not None]
         if self.newest is not None:
             found.append(self.newest)
+        self.epoch_read = 0
         for copy in sorted(found, key=lambda one: (one.epoch, one.number), reverse=True):
-            if copy.digest != self.digest and self._carry_over is None:
-                continue
-            try:
-                settings, _, planning = settings_of(copy.document.encode())
-            except ConfigError as error:
-                log.warning("plan_not_read epoch=%d reason=%r", copy.epoch, str(error))
-                continue
-            if planning is None:
-                continue
-            if copy.digest == self.digest:
-                return settings, planning
-            carried = None if self._carry_over is None else self._carry_over((settings, planning))
-            if carried is not None:
-                log.info("plan_carried_over slices=%d of=%d", len(carried[0].slices), len(settings.slices))
-                return carried
+            begun = self._begun(copy)
+            if begun is not None:
+                self.epoch_read = copy.epoch
+                return begun
         return None
 
     @property
@@ -151,6 +143,24 @@ class SavedPlan:
             )
         self._has_grown_too_large = is_too_large
         return is_too_large
+
+    def _begun(self, copy: PlanCopy) -> Begun | None:
+        """What to go on from where this plan ran; None: it is of no use."""
+        if copy.digest != self.digest and self._carry_over is None:
+            return None
+        try:
+            settings, _, planning = settings_of(copy.document.encode())
+        except ConfigError as error:
+            log.warning("plan_not_read epoch=%d reason=%r", copy.epoch, str(error))
+            return None
+        if planning is None:
+            return None
+        if copy.digest == self.digest or self._carry_over is None:
+            return settings, planning
+        carried = self._carry_over((settings, planning))
+        if carried is not None:
+            log.info("plan_carried_over slices=%d of=%d", len(carried[0].slices), len(settings.slices))
+        return carried
 
     def _paths(self) -> list[Path]:
         return [self._path.parent / name for name in sorted(self._names)]

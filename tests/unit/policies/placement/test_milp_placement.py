@@ -18,7 +18,7 @@ from policies.placement.common.gpu_kinds import GpuClass
 from policies.placement.milp import Milp
 from policies.placement.milp.packing import feasible_patterns
 from policies.placement.registry import placement_policy
-from tests.requirement_profiles import Case, Cell, case, check_sound, random_case, v100s
+from tests.requirement_profiles import Case, Cell, case, check_sound, profile, random_case, v100s
 
 
 def place(of: Case, policy: str = "wsm-milp", **options: Any) -> Placement:
@@ -70,7 +70,21 @@ def test_at_most_so_many_replicas() -> None:
     limited = place(of, max_replicas=2)
     assert len(limited.slices) == 2
     assert limited.unplaced[0].rate_rps == pytest.approx(1000)
-    assert "its 2 replicas of batch 4 carry 2000.0" in limited.unplaced[0].reason
+    reason = limited.unplaced[0].reason
+    assert "its 2 replicas of batch 4 carry 2000.0" in reason
+    assert "it may have no more" in reason
+    contended = place(case({"a": (50, 2000, {4: Cell(4, 90)}), "b": (50, 2000, {4: Cell(2, 90)})}, 2))
+    assert [one.reason.rpartition("; ")[2] for one in contended.unplaced] == [
+        "other models bring more goodput than another one"
+    ]
+
+
+def test_a_model_that_is_alone_may_have_no_more_than_one_on_each_gpu_that_is_fast_enough() -> None:
+    of = case({"a": (50, 5000, {4: Cell(4, 60)})}, (*v100s(1), *v100s(1, "t4", first=1)))
+    (short,) = place(
+        replace(of, profiles={**of.profiles, (ModelId("a"), "t4"): profile({4: Cell(400, 60)})})
+    ).unplaced
+    assert "it may have no more" in short.reason
 
 
 def test_the_build_filter_leaves_out_batches_that_take_too_long_to_fill() -> None:
@@ -83,6 +97,13 @@ def test_the_build_filter_leaves_out_batches_that_take_too_long_to_fill() -> Non
     assert "full within 100 ms" in rare.unplaced[0].reason
     silent = place(case({"a": (500, 1 / 30, {1: Cell(4, 90), 4: Cell(4, 90)})}, 2), build_filter=True)
     assert hosted(silent) == [(0, "a", 1)]
+
+
+def test_the_build_filter_does_not_bound_replicas_with_batches_of_one() -> None:
+    """12/s are 1.2 in 100 ms, and one replica carries 6.7: each request fills its batch at once, whichever it goes to."""
+    placement = place(case({"a": (400, 12, {1: Cell(150, 90), 4: Cell(390, 90)})}, 2), build_filter=True)
+    assert hosted(placement) == [(0, "a", 1), (1, "a", 1)]
+    assert placement.unplaced == ()
 
 
 def test_the_decisions_show_each_models_batch_beside_the_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 from msgspec.structs import replace
@@ -37,8 +38,13 @@ BORN = Incarnation("0")
 NODES = tuple(NodeId(name) for name in "abc")
 
 
-def election(number: int = 0, *, nodes: int = 3, schedulers: int = 2) -> Election:
-    return Election(number, BORN, Electorate(frozenset(NODES[:nodes]), schedulers))
+def election(
+    number: int = 0, *, nodes: int = 3, schedulers: int = 2, plan_epoch: int = EPOCH_MAX
+) -> Election:
+    """Of one with the newest plan, unless told otherwise."""
+    one = Election(number, BORN, Electorate(frozenset(NODES[:nodes]), schedulers))
+    one.plan_epoch = plan_epoch
+    return one
 
 
 def agent(name: str, born: str = "0") -> PeerId:
@@ -116,6 +122,55 @@ def test_a_higher_number_lets_the_lower_ones_go_first() -> None:
     assert hear(one, [held("a", 16, 0), held("b", 16, 0)], 5.0) == []
     assert one.wake_at_ms == NEVER_MS
     assert one.tick(100.0) == () or list(one.tick(100.0)) == []
+
+
+@pytest.mark.parametrize("schedulers", [2, 3])
+def test_whose_plan_is_of_the_epoch_granted_last_goes_first_and_who_has_none_last(schedulers: int) -> None:
+    def waits_ms(number: int, plan_epoch: int) -> float:
+        one = election(number, schedulers=schedulers, plan_epoch=plan_epoch)
+        hear(one, [free("a", 16, "scheduler-0"), free("b", 33, "scheduler-1")], 0.0)
+        return 0.0 if one.state is ElectionState.CANDIDATE else one.wake_at_ms
+
+    numbers = range(schedulers)
+    order = [waits_ms(number, plan_epoch) for plan_epoch in (33, 16, 0) for number in numbers]
+    assert order == [STAGGER_MS * place for place in range(3 * schedulers)]
+
+
+def test_a_grant_of_a_minority_makes_no_plan_older() -> None:
+    """An agent that is away may have granted it too."""
+    epochs = {"a": 50, "b": 33, "c": 33}
+
+    def waits_ms(names: str, plan_epoch: int) -> float:
+        one = election(plan_epoch=plan_epoch)
+        one.has_plan = False  # it waits for it once its moment has come, and asks nobody
+        hear(one, [free(name, epochs[name], "scheduler-1") for name in names], 0.0)
+        return one.wake_at_ms
+
+    assert {waits_ms("".join(names), 33) for names in permutations("abc")} == {0.0}
+    assert {waits_ms("".join(names), 16) for names in permutations("abc")} == {2 * STAGGER_MS}
+    assert waits_ms("ab", 33) == 2 * STAGGER_MS
+
+
+@pytest.mark.parametrize("plan_epoch", [0, 16])
+def test_who_lacks_the_newest_plan_waits_for_its_own_leases_to_end(plan_epoch: int) -> None:
+    """Others, that have it, do as well."""
+    own = [held(name, 33, 0) for name in "abc"]
+    assert asked(hear(election(plan_epoch=33), own, 0.0))
+    one = election(plan_epoch=plan_epoch)
+    assert (hear(one, own, 0.0), one.wake_at_ms) == ([], NEVER_MS)
+    hear(one, [free("a", 33, "scheduler-0"), free("b", 33, "scheduler-0")], 500.0)
+    assert one.wake_at_ms >= 500.0 + 2 * STAGGER_MS
+    assert asked(one.tick(one.wake_at_ms))
+
+
+def test_what_it_was_granted_itself_has_a_plan() -> None:
+    one = active(election(plan_epoch=0))
+    assert asked(one.tick(one.lapses_at_ms)), "at once, as nobody has a newer one"
+
+
+def test_without_a_standby_nobody_goes_first() -> None:
+    one = election(schedulers=1, plan_epoch=0)
+    assert asked(hear(one, [free("a", 16, "scheduler-0")], 0.0))
 
 
 def test_it_asks_for_more_than_it_has_heard_of() -> None:

@@ -84,7 +84,7 @@ class Cluster:
         self.asks: dict[PeerId, LeaseAsked] = {}
         self.hear(FRONTEND, FrontendHello(FrontendId("frontend-0"), BORN, ()))
         if schedulers > 1:
-            self.hear(PeerId("scheduler-0"), PlanCopy(1, 1, "digest", "{}"))
+            self.hear(PeerId("scheduler-0"), PlanCopy(16, 1, "digest", "{}"))
 
     def hear(self, peer: PeerId, message: AnyMessage) -> list[AnyMessage]:
         return self._note(self.replica.handle(Heard(peer, message), self.now_ms))

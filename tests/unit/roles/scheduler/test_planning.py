@@ -93,6 +93,19 @@ def test_a_slice_grows_only_where_it_is_replaced_while_it_serves(batch_max: int 
     )
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_slice_that_grows_is_the_one_that_ends_also_beside_another_one_like_it(late: int) -> None:
+    names = [SliceId(f"left/gpu0/{number}") for number in range(2)]
+    hints = (ReplicaHint(ModelId("a"), 4, 3.0),)
+    current = tuple(CurrentSlice(slice_id, NodeId("left"), 0, 25.0, hints, 2**20) for slice_id in names)
+    model = {"name": "a", "slo_ms": 250, "profile": {"alpha_ms": 1.0, "beta_ms": 5.0}}
+    document = {"models": [model], "cluster": {"nodes": [{"host": "left"}]}, "placement": "gpulet"}
+    grown = names[late]
+    made = make_plan(PlanAsked(1, json.dumps(document), "", current, {}, grown=grown, share_percent=35.0))
+    assert [one.slice_id for one in made.kept] == [names[1 - late]]
+    assert [move.ends for move in made.moves] == [(grown,)]
+
+
 @pytest.mark.parametrize("digest", [0, 1])
 def test_the_growth_of_a_slice_leaves_all_others_as_they_are_whatever_they_host(digest: int) -> None:
     """`b` was removed, and the plan without it is still to come: only from its hints is it known where it is."""

@@ -44,7 +44,13 @@ from roles.runtime.epochs import HELD_MS
 from roles.runtime.journal import packed, unpacked
 from roles.runtime.loop.sources import CLOSED, SILENT
 from roles.runtime.process_events import SchedulerFound, StopAsked
-from roles.scheduler.availability.election import STAGGER_MS, Electorate, EpochTaken, LeaseLapsed
+from roles.scheduler.availability.election import (
+    FIRST_STAGGER_MS,
+    STAGGER_MS,
+    Electorate,
+    EpochTaken,
+    LeaseLapsed,
+)
 from roles.scheduler.availability.replica import (
     ASKED_MAX,
     GATHER_FIRST_MS,
@@ -54,7 +60,6 @@ from roles.scheduler.availability.replica import (
     NOT_ACTIVE,
     OTHERS_WITHIN_MS,
     PREPARE_AFTER_MS,
-    PREPARE_WITHOUT_MS,
     SETTLED_MS,
     TELL_AGAIN_MS,
     CopyPlan,
@@ -99,10 +104,12 @@ class Core:
 
 
 class Stage:
-    def __init__(self, *, schedulers: int = 2, number: int = 1, others: str = "") -> None:
+    def __init__(
+        self, *, schedulers: int = 2, number: int = 1, others: str = "", kept_epoch: int = 0
+    ) -> None:
         self.cores: list[Core] = []
         electorate = Electorate(frozenset({NODE, *map(NodeId, others)}), schedulers)
-        settings = ReplicaSettings(BORN, electorate, number, 7)
+        settings = ReplicaSettings(BORN, electorate, number, 7, kept_epoch=kept_epoch)
         self.replica = SchedulerReplica(settings, self._make)
         self.now_ms = 0.0
 
@@ -555,7 +562,6 @@ def test_a_standby_waits_a_second_for_agents_beyond_a_majority_before_it_is_elec
 
     able = [(other, SchedulerHello("scheduler-1", BORN, is_electable=True))]
     assert [comes("a"), comes("b")] == [[], []]
-    assert stage.tick() == [PrepareCore()], "it was sent no plan"
     assert told(stage.tick(), SchedulerHello) == able
     assert stage.now_ms == OTHERS_WITHIN_MS
     stage = Stage(others="bc")
@@ -637,10 +643,11 @@ def test_a_core_is_made_of_a_plan_that_nothing_newer_follows() -> None:
 
 
 def test_one_that_is_sent_no_plan_makes_a_core_of_its_own_before_it_can_be_elected() -> None:
+    """Not sooner: it hears nobody meanwhile."""
     stage = Stage()
     stage.hear(AGENT, LeaseReport(NODE, 0, "", BORN, is_free=True))
     assert stage.tick() == [PrepareCore()]
-    assert stage.now_ms == PREPARE_WITHOUT_MS
+    assert stage.now_ms == FIRST_STAGGER_MS
     assert told(stage.tick(), LeaseAsked), "and asks for an epoch then"
 
 
@@ -656,16 +663,41 @@ def test_where_agents_have_an_epoch_it_makes_one_before_it_asks_for_the_next_and
     informed.hear(AGENT, report)
     assert told(informed.tick(), LeaseAsked)
     assert stage.tick() == [PrepareCore()]
-    assert informed.now_ms < stage.now_ms <= STAGGER_MS * 3
+    assert informed.now_ms < stage.now_ms <= STAGGER_MS * 5
     stage.now_ms += 5_000.0
     assert told(stage.tick(), LeaseAsked)
+
+
+def test_where_all_hosts_start_again_who_kept_the_newest_plan_goes_first() -> None:
+    """Others have been away, and know nothing of what operators changed since."""
+    asked_at_ms = {}
+    for number, kept_epoch in ((0, 0), (0, 16), (1, 33)):
+        stage = Stage(number=number, kept_epoch=kept_epoch)
+        if kept_epoch:
+            stage.hear(AGENT, LeaseReport(NODE, 33, "scheduler-2", BORN, is_free=False))
+            assert stage.tick() == [PrepareCore()]
+            assert stage.now_ms == PREPARE_AFTER_MS
+        stage.now_ms = began_ms = 1_000.0
+        actions = stage.hear(AGENT, LeaseReport(NODE, 33, "scheduler-2", BORN, is_free=True))
+        while not told(actions, LeaseAsked):
+            actions = stage.tick()
+        asked_at_ms[number, kept_epoch] = stage.now_ms - began_ms
+    assert asked_at_ms[1, 33] < asked_at_ms[0, 16] < asked_at_ms[0, 0]
+
+
+def test_one_that_ends_makes_no_plan() -> None:
+    stage = Stage()
+    stage.hear(AGENT, LeaseReport(NODE, 16, "scheduler-0", BORN, is_free=True))
+    assert stage.replica.wake_at_ms is not None
+    stage.now_ms = stage.replica.wake_at_ms
+    assert PrepareCore() not in stage.replica.handle(StopAsked(), stage.now_ms)
 
 
 def test_one_that_was_sent_a_plan_makes_none() -> None:
     stage = Stage()
     stage.hear(SOURCE, PlanCopy(16, 1, "digest", "{}"))
     assert stage.tick() == [PrepareCore()]
-    stage.now_ms += 2 * PREPARE_WITHOUT_MS
+    stage.now_ms += 10 * PREPARE_AFTER_MS
     assert stage.replica.handle(Tick(), stage.now_ms) == []
 
 
