@@ -226,7 +226,10 @@ def test_goodput_checks_the_models_that_send_something(tmp_path: Path) -> None:
     assert CliRunner().invoke(goodput, [str(file), *options]).exit_code == 0
 
 
-def test_a_dask_cluster_that_is_not_there_is_said_in_words(file: Path) -> None:
+def test_a_dask_cluster_that_is_not_there_is_said_in_words(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roles.lab.parallel.DASK_TIMEOUT_S", 0.5)
     result = CliRunner().invoke(goodput, [str(file), "--dask", "tcp://127.0.0.1:9"])
     assert result.exit_code == 1
     assert "sweep" in result.output or "no Dask scheduler answers" in str(result.exception)
