@@ -69,6 +69,19 @@ class Graph:
         """The stage of that name, which must be there."""
         return next(stage for stage in self.stages if stage.name == name)
 
+    @property
+    def always_asked(self) -> tuple[Stage, ...]:
+        """Those that no request does without: others are optional, may have no request, or come after such a one alone.
+
+        A join behind it starts all the same.
+        """
+        found: dict[str, Stage] = {}
+        for stage in self.stages:
+            starts = len(stage.after) != 1 or stage.after[0] in found
+            if starts and not stage.is_optional and not stage.may_be_none:
+                found[stage.name] = stage
+        return tuple(found.values())
+
     def demand(self, fan_outs: Mapping[str, float] | None = None) -> dict[str, float]:
         """How many requests of each stage one request of the application comes to, on average.
 
