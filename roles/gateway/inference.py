@@ -174,7 +174,9 @@ def outputs_of(
     _check_outputs(inference, known)
     names = [one.name for one in inference.outputs] or known
     if not all(name in answer for answer in answers for name in names):
-        raise Internal("the rows have different outputs: ask for them one by one, or name outputs that all have")
+        raise Internal(
+            "the rows have different outputs: ask for them one by one, or name outputs that all have"
+        )
     try:
         return {name: np.stack([answer[name] for answer in answers]) for name in names}
     except ValueError as error:

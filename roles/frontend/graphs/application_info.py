@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from collections.abc import Iterable
 
 from fabric.errors import ModelNotFound, NoReplica, RequestError, nothing_ready
