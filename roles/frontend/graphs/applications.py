@@ -322,7 +322,7 @@ class _Application:
         self.client = PeerId(f"/{plan.name}")
         """Whose its tasks are; no client can be called so."""
         rule, measured = plan.rule(served.rule)
-        self.core = ApplicationCore(plan.graph, plan.least_ms, rule, measured)
+        self.core = ApplicationCore(plan.graph, plan.least_ms, rule, measured, is_drawn=served.is_drawn)
         self.draws = FanOutDraws(served)
         self.numbers = count(*served.numbers)
         self.tallies = {stage.name: StageTally() for stage in plan.graph.stages}
