@@ -270,8 +270,7 @@ def bound_rps(question: Question) -> float:
     """
     applications = question.config.applications
     moments = moments_ms(fan_out for one in applications for fan_out in one.fan_outs.values())
-    bounds = [_bound_rps(question, at_ms) for at_ms in moments]
-    return max(bound for bound in bounds if bound < math.inf)
+    return max(bound for at_ms in moments if (bound := _bound_rps(question, at_ms)) < math.inf)
 
 
 def _bound_rps(question: Question, at_ms: float) -> float:
@@ -279,10 +278,9 @@ def _bound_rps(question: Question, at_ms: float) -> float:
     settings, config = question.settings, question.config
     asked = [(model.model_id, model.model_id, model.slo_ms, 1.0) for model in config.models]
     asked += [
-        (ModelId(one.name), stage.model_id, one.slo_ms, demand[stage.name])
+        (ModelId(one.name), one.plan.graph.stage(name).model_id, one.slo_ms, demand)
         for one in config.applications
-        for demand in (one.demand(at_ms),)
-        for stage in one.plan.graph.stages
+        for name, demand in one.demand(at_ms).items()
     ]
     work_ms, bound = 0.0, math.inf
     for sender, model_id, slo_ms, demand in asked:
