@@ -291,7 +291,7 @@ def test_a_join_is_needed_whatever_was_left_out_before_it() -> None:
         served(
             Stage("a", ModelId("d")),
             Stage("b", ModelId("d"), ("a",), may_be_none=True),
-            Stage("both", ModelId("c"), ("a", "b")),
+            Stage("both", ModelId("c"), ("b", "a")),
         )
     )
     stage.do(directory([model_info("d"), model_info("c", replicas=0, coming_in_ms=400.0)]), 0.0)
