@@ -10,9 +10,9 @@ class StageLine(Value, frozen=True):
     """What one stage did for a request of an application.
 
     Of its model `requests` were asked, `lost` of which ended without outputs. `reason`: why the stage lacks something, be it
-    that none could be asked; empty: it lacks nothing. `ledger`: of the one that was answered last; its `preprocess_ms` has the
-    making of its inputs. `is_on_path`: of the stages of the way that ended last; the `total_ms` of these sum to that of the
-    whole. `is_answer`: its outputs are in the answer.
+    that none could be asked; empty: it lacks nothing. `is_on_path`: of the stages of the way
+    that ended last; the `total_ms` of these sum to that of the whole. `ledger`: of the request on that way, beside it of the one that
+    was answered last; its `preprocess_ms` has the making of its inputs. `is_answer`: its outputs are in the answer.
     """
 
     stage: str

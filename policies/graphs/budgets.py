@@ -64,10 +64,13 @@ def pooled(
     A batch of b then waits for n-th of a run only, as its n = r · l(b) / b slices start one after another (Symphony's staggered
     bound), or for its b requests to come where that is less: l(b) + min(l(b), b / r). With budgets longer batches, with those
     a higher rate, with that other waits; so they are found in turn. What no stage has a use for is shared out in proportion. A join is planned as
-    if it came after its longest way only; then all ways are made to fit. None where no cut serves all stages.
+    if it came after its longest way only; then all ways are made to fit. None where no cut serves all stages, or nothing is asked.
     """
     tree = _tree_of(graph, run_ms)
-    per_ms = gpus / sum(demand[name] * times[0] for name, times in run_ms.items())
+    asked_ms = sum(demand[name] * times[0] for name, times in run_ms.items())
+    if not asked_ms:
+        return None
+    per_ms = gpus / asked_ms
     found: Budgets | None = None
     for _ in range(_ROUNDS):
         gathering = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -29,11 +30,6 @@ class FanOut(Struct, frozen=True):
         """On average, at a moment from the start of the run."""
         return next(value for from_ms, value in reversed(self.steps) if from_ms <= at_ms)
 
-    @property
-    def highest(self) -> float:
-        """The mean of the step with most."""
-        return max(value for _, value in self.steps)
-
     def count(self, uniform: float, at_ms: float) -> int:
         """How many for a draw from 0 to 1; at most `FAN_OUT_MAX`."""
         mean = self.mean(at_ms)
@@ -49,3 +45,13 @@ class FanOut(Struct, frozen=True):
             term *= mean / count
             reached += term
         return count
+
+
+def moments_ms(fan_outs: Iterable[FanOut]) -> list[float]:
+    """From the start of the run on, those at which one of them changes."""
+    return sorted({0.0, *(from_ms for one in fan_outs for from_ms, _ in one.steps)})
+
+
+def means(fan_outs: Mapping[str, FanOut], at_ms: float) -> dict[str, float]:
+    """By stage, `FanOut.mean` at that moment."""
+    return {stage: fan_out.mean(at_ms) for stage, fan_out in fan_outs.items()}

@@ -69,6 +69,19 @@ class Graph:
         """The stage of that name, which must be there."""
         return next(stage for stage in self.stages if stage.name == name)
 
+    @property
+    def always_asked(self) -> tuple[Stage, ...]:
+        """Those that no request does without: others are optional, may have no request, or come after such a one alone.
+
+        A join behind it starts all the same.
+        """
+        found: dict[str, Stage] = {}
+        for stage in self.stages:
+            starts = len(stage.after) != 1 or stage.after[0] in found
+            if starts and not stage.is_optional and not stage.may_be_none:
+                found[stage.name] = stage
+        return tuple(found.values())
+
     def demand(self, fan_outs: Mapping[str, float] | None = None) -> dict[str, float]:
         """How many requests of each stage one request of the application comes to, on average.
 
@@ -127,8 +140,8 @@ class Graph:
         return max(self.through_ms(times_ms).values())
 
 
-def graph_of(stages: Sequence[Stage], highest: Mapping[str, float] | None = None) -> Graph:
-    """A graph of stages in any order. `highest`: the fan-outs that count for `REQUESTS_MAX`, where they are not the stages' own.
+def graph_of(stages: Sequence[Stage], moments: Sequence[Mapping[str, float]] = ({},)) -> Graph:
+    """A graph of stages in any order. `moments`: the fan-outs at each at which one changes; without them those of the stages hold throughout.
 
     Raises ConfigError, whose message begins with the stage, for a predecessor that is not there or named twice, a circle, too many
     stages, too many requests or none.
@@ -154,11 +167,9 @@ def graph_of(stages: Sequence[Stage], highest: Mapping[str, float] | None = None
         raise ConfigError(
             f"stages.{circle[0]}.after: is a circle: {' after '.join(circle)}; a stage cannot wait for itself"
         ) from error
-    if not any(graph.demand().values()):
-        raise ConfigError(
-            "stages: one request comes to no request of any model at first; it must come to some"
-        )
-    total = sum(graph.demand(highest).values())
+    total = max(sum(graph.demand(fan_outs).values()) for fan_outs in moments)
+    if not total:
+        raise ConfigError("stages: one request never comes to a request of any model; it must come to some")
     if total > REQUESTS_MAX:
         raise ConfigError(
             f"stages: one request comes to {total:,.0f} requests of models; it must come to at most {REQUESTS_MAX:,}"

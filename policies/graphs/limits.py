@@ -19,7 +19,7 @@ from profiles.model import ModelProfile
 
 
 def limits(
-    plans: Sequence[ApplicationPlan],
+    plans: Sequence[tuple[ApplicationPlan, Sequence[Mapping[str, float]]]],
     placement: Placement,
     gpus: Sequence[GpuSlot],
     profiles: Profiles,
@@ -27,13 +27,14 @@ def limits(
 ) -> list[Decision]:
     """One for each application whose run times are known wherever it is hosted. Other requests of its models are left out of account.
 
+    With each plan what it asks of its stages, at each moment at which that changes; that counts at which it is served least.
     A batch waits for as long as the one before it, as in squishy packing, and both have the SLO of its model.
     """
     from policies.graphs.bottleneck import bottleneck  # noqa: PLC0415  NumPy: few roles have applications
 
     gpu_types = {gpu.index: gpu.gpu_type for gpu in gpus}
     found = []
-    for plan in plans:
+    for plan, demands in plans:
         asked = {stage.model_id for stage in plan.graph.stages}
         hosted = (
             (one.model_id, gpu_types[planned.gpu]) for planned in placement.slices for one in planned.models
@@ -54,7 +55,10 @@ def limits(
             }
             for planned in placement.slices
         ]
-        limit = bottleneck(plan.graph.demand(), slices)
+        limit = min(
+            (bottleneck(demand, slices) for demand in demands if any(demand.values())),
+            key=lambda one: one.rate_rps,
+        )
         metrics = {"requests/s at most": limit.rate_rps}
         metrics |= {f"{stage} % of what limits it": 100 * part for stage, part in limit.parts.items()}
         found.append(Decision(f"application {plan.name}", f"bottleneck: stage {limit.stage}", metrics))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fabric.errors import DeadlineExceeded, Internal
+from fabric.errors import DeadlineExceeded, Internal, Overloaded
 from policies.graphs.deadline_rules import DeadlineRule
 from policies.graphs.graph import FAN_OUT_MAX, REQUESTS_MAX, Graph, Stage
 from policies.graphs.stage_times import Measured
@@ -54,10 +54,19 @@ class _Follow:
 
 
 class ApplicationCore:
-    """Sans-IO: events and the time in, actions out. `least_ms`: the least from the start of a stage to the end of the graph."""
+    """Sans-IO: events and the time in, actions out. `least_ms`: the least from the start of a stage to the end of the graph.
+
+    `is_drawn`: as `ServedApplication` has it.
+    """
 
     def __init__(
-        self, graph: Graph, least_ms: dict[str, float], rule: DeadlineRule, measured: Measured
+        self,
+        graph: Graph,
+        least_ms: dict[str, float],
+        rule: DeadlineRule,
+        measured: Measured,
+        *,
+        is_drawn: bool = False,
     ) -> None:
         self._graph = graph
         self._stages = {stage.name: stage for stage in graph.stages}
@@ -70,6 +79,7 @@ class ApplicationCore:
         self._least_ms = least_ms
         self._rule = rule
         self._measured = measured
+        self._is_drawn = is_drawn
         self._trips: dict[int, Trip] = {}
         self._tasks: dict[int, _Task] = {}
         self._follows: dict[int, _Follow] = {}
@@ -145,7 +155,8 @@ class ApplicationCore:
         if trip.asked_in_all + count > REQUESTS_MAX:
             reason = f"one request came to more than {REQUESTS_MAX} requests of models"
             leg = _unasked(follow, now_ms)
-            return self._lose(follow.number, stage, leg, Internal.code, reason, now_ms)
+            error = Overloaded if self._is_drawn else Internal  # data decide: asked again it comes to as many
+            return self._lose(follow.number, stage, leg, error.code, reason, now_ms)
         trip.asked_in_all += count
         trip.asked[stage.name] = trip.asked.get(stage.name, 0) + count
         budget_ms = trip.deadline_at_ms - trip.begun_at_ms

@@ -42,6 +42,14 @@ class ServedApplication(Struct, frozen=True):
         """Whether a request may do without some stage."""
         return any(stage.is_optional for stage in self.plan.graph.stages)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it is left to chance how many requests follow an answer, somewhere: neither written nor of data or a glue."""
+        return any(
+            one.process != "fixed" and one.source is None and stage not in self.glue
+            for stage, one in self.fan_outs.items()
+        )
+
     def answer_by_ms(self, budget_ms: float) -> float:
         """How much of a budget may pass until there must be an answer. Where stages are optional some is kept back to send what there is."""
         return budget_ms * (1.0 - _PARTIAL_SHARE) if self.may_be_partial else budget_ms

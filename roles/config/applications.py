@@ -11,6 +11,7 @@ from fabric.errors import ConfigError
 from fabric.ids import ModelId
 from fabric.policy_options import shown, suggestion
 from policies.graphs import ApplicationPlan, FanOut
+from policies.graphs.fan_outs import means, moments_ms
 from policies.graphs.graph import FAN_OUT_MAX, SEGMENTS, Graph, Stage, graph_of
 from profiles.model import ModelProfile
 from roles.applications.served import GlueSpec
@@ -78,12 +79,14 @@ def read_applications(
             raise ConfigError(f"{where}: {error}") from error
         arrival = read_arrival(section.arrival, f"{where}.arrival")
         applications.append(ApplicationConfig(plan, fan_outs, steps, arrival, glue))
-        demand = graph.demand({name: fan_out.highest for name, fan_out in fan_outs.items()})
+        demands = applications[-1].demands
         for stage in graph.stages:
             model_id = stage.model_id
             slo_ms[model_id] = min(slo_ms.get(model_id, DURATION_MS_MAX), budgets_ms[stage.name])
             highest_rps = max((rate_rps for _, rate_rps in steps), default=0.0)
-            stage_rps[model_id] = stage_rps.get(model_id, 0.0) + highest_rps * demand[stage.name]
+            stage_rps[model_id] = stage_rps.get(model_id, 0.0) + highest_rps * max(
+                demand[stage.name] for demand in demands
+            )
     return ReadApplications(tuple(applications), slo_ms, stage_rps)
 
 
@@ -151,7 +154,7 @@ def _graph(
         model_id = ModelId(section.model)
         stages.append(Stage(name, model_id, after, mean, section.optional, section.answer, may_be_none))
     try:
-        return graph_of(stages, {name: fan_out.highest for name, fan_out in fan_outs.items()})
+        return graph_of(stages, [means(fan_outs, at_ms) for at_ms in moments_ms(fan_outs.values())])
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
 

@@ -19,6 +19,7 @@ from fabric.heartbeats import HeartbeatTiming
 from fabric.ids import ModelId, NodeId
 from fabric.messages import PREFIX, HeadSpec, LoaderSpec
 from policies.graphs import ApplicationPlan, FanOut
+from policies.graphs.fan_outs import means, moments_ms
 from policies.graphs.limits import limits
 from policies.placement.common.base import (
     Decision,
@@ -126,6 +127,15 @@ class ApplicationConfig(Struct, frozen=True):
     def slo_ms(self) -> float:
         """Of a whole request."""
         return self.plan.slo_ms
+
+    def demand(self, at_ms: float) -> dict[str, float]:
+        """How many requests of each stage a request comes to, on average, at a moment from the start of the run."""
+        return self.plan.graph.demand(means(self.fan_outs, at_ms))
+
+    @property
+    def demands(self) -> list[dict[str, float]]:
+        """At each moment at which a fan-out changes."""
+        return [self.demand(at_ms) for at_ms in moments_ms(self.fan_outs.values())]
 
     def served(self, rule: str, seed: int) -> ServedApplication:
         """It, as a frontend serves it with that rule of `graph_deadlines`."""
@@ -321,11 +331,11 @@ class ClusterConfig(Struct, frozen=True):
             cut = cut_first(models, own_gpus, profiles, current)
             placement = cut.with_others(policy, profiles, current)
         slo_ms = {model.model_id: model.slo_ms for model in self.models}
-        plans = [one.plan for one in self.applications]
+        asked = [(one.plan, one.demands) for one in self.applications]
         why = (
             *_joint(self.models),
             *_estimates(profiles),
-            *limits(plans, placement, own_gpus, profiles, slo_ms),
+            *limits(asked, placement, own_gpus, profiles, slo_ms),
         )
         return replace(placement, decisions=(*placement.decisions, *why))
 

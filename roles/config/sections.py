@@ -152,7 +152,7 @@ class GlueSection(Section, frozen=True):
     python: str
     """The class, as `MODULE:CLASS`."""
     limit_ms: float = 100.0
-    """How long one call of it may take; longer ones lose the request, or its optional stage."""
+    """How long one call of it may take, once it has its arguments; longer ones lose the request, or its optional stage."""
 
 
 class StageSection(Section, frozen=True):

@@ -279,7 +279,7 @@ class FrontendCore:
             case Preprocessed(payload):
                 self._requests.preprocessed(payload)
             case InputsMade(job, made):
-                out.extend(self._applications.made(job, made, self._shards.models, self._no_room_for_tasks))
+                out.extend(self._applications.made(job, made, self._shards, self._no_room_for_tasks))
             case InputsNotMade(job, code, reason):
                 self._applications.not_made(job, code, reason)
             case WorkerSaid(message):

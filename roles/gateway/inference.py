@@ -161,14 +161,24 @@ def rows_of(info: ModelInfo | None, inputs: Sequence[InputTensor]) -> Rows:
     return Rows([{one.name: _row(one, at) for one in inputs} for at in range(count)], is_stacked=True)
 
 
-def outputs_of(answers: Sequence[Mapping[str, Tensor]], *, is_stacked: bool) -> Mapping[str, Tensor]:
-    """The outputs of all rows as one answer. Raises Internal where they cannot be stacked."""
+def outputs_of(
+    inference: Inference, answers: Sequence[Mapping[str, Tensor]], *, is_stacked: bool
+) -> Mapping[str, Tensor]:
+    """The outputs of all rows as one answer, of several those that are asked for.
+
+    Raises Internal where they cannot be stacked, InvalidInput where no row has one that is asked for.
+    """
     if not is_stacked:
         return answers[0]
-    if any(answer.keys() != answers[0].keys() for answer in answers):
-        raise Internal("the rows have different outputs: ask for them one by one")
+    known = list(dict.fromkeys(name for answer in answers for name in answer))
+    _check_outputs(inference, known)
+    names = [one.name for one in inference.outputs] or known
+    if not all(name in answer for answer in answers for name in names):
+        raise Internal(
+            "the rows have different outputs: ask for them one by one, or name outputs that all have"
+        )
     try:
-        return {name: np.stack([answer[name] for answer in answers]) for name in answers[0]}
+        return {name: np.stack([answer[name] for answer in answers]) for name in names}
     except ValueError as error:
         raise Internal("the rows have outputs of different shapes: ask for them one by one") from error
 

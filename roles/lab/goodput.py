@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from fabric.ids import ModelId
 from fabric.messages import ModelSpec
+from policies.graphs.fan_outs import moments_ms
 from policies.placement.common.base import largest_batch
 from policies.slo import BAD_RATE_ALLOWED
 from roles.config.cluster import ClusterConfig
@@ -263,13 +264,23 @@ def _part_of_a_trace(question: Question) -> Window:
 
 
 def bound_rps(question: Question) -> float:
-    """No schedule carries more: each request takes at least its part of the batch within the SLO in which that is least."""
+    """No schedule carries more: each request takes at least its part of the batch within the SLO in which that is least.
+
+    Of fan-outs that change the moment counts that asks least, of those that ask anything.
+    """
+    applications = question.config.applications
+    moments = moments_ms(fan_out for one in applications for fan_out in one.fan_outs.values())
+    return max(bound for at_ms in moments if (bound := _bound_rps(question, at_ms)) < math.inf)
+
+
+def _bound_rps(question: Question, at_ms: float) -> float:
+    """With the fan-outs of that moment; infinite where nothing is asked."""
     settings, config = question.settings, question.config
     asked = [(model.model_id, model.model_id, model.slo_ms, 1.0) for model in config.models]
     asked += [
-        (ModelId(one.name), stage.model_id, one.slo_ms, one.plan.graph.demand()[stage.name])
+        (ModelId(one.name), one.plan.graph.stage(name).model_id, one.slo_ms, demand)
         for one in config.applications
-        for stage in one.plan.graph.stages
+        for name, demand in one.demand(at_ms).items()
     ]
     work_ms, bound = 0.0, math.inf
     for sender, model_id, slo_ms, demand in asked:
@@ -286,7 +297,7 @@ def bound_rps(question: Question) -> float:
         ]
         work_ms += fraction * min(each_ms)
         bound = min(bound, sum(1000 / ms for ms in each_ms) / fraction)
-    return min(bound, 1000 * len(settings.slices) / work_ms)
+    return min(bound, 1000 * len(settings.slices) / work_ms) if work_ms else bound
 
 
 def probe(question: Question, seed: int, total_rps: float) -> bool:

@@ -106,7 +106,10 @@ class ApplicationPlay:
             plan = one.served.plan
             for _ in range(frontends):
                 rule, measured = plan.rule(one.served.rule)
-                self._cores.append(ApplicationCore(plan.graph, plan.least_ms, rule, measured))
+                core = ApplicationCore(
+                    plan.graph, plan.least_ms, rule, measured, is_drawn=one.served.is_drawn
+                )
+                self._cores.append(core)
         self._draws = [FanOutDraws(one.served) for one in played]
         self._frontends = frontends
         self._world: ApplicationSurroundings

@@ -6,6 +6,7 @@ import asyncio
 import os
 import queue
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from roles.benchmark.temporary_cluster import TemporaryCluster, temporary_cluste
 from roles.frontend.events import MakeInputs
 from roles.frontend.graphs.glue import GlueRunner
 from roles.frontend.graphs.input_maker import InputMaker
+from roles.runtime.message_pipe import MessagePipe
 from roles.runtime.payloads import Payloads
 from tests.applications_stage import served
 from tests.integration.proc import processes_naming, until
@@ -275,6 +277,33 @@ def test_whatever_a_users_glue_raises_is_the_end_of_one_call_and_not_of_its_proc
         "item 0 of what it gave has no arrays: RuntimeError: it requires grad",
     ]
     assert all(isinstance(made, Sequence) for _, made in (answers[0], answers[-1])), answers
+
+
+class SlowPipe(MessagePipe):
+    """To a host that takes more than a second for what it is to be given, which is less than it may."""
+
+    def send(self, *args: Any) -> None:
+        time.sleep(1.2)
+        super().send(*args)
+
+
+def test_a_call_has_its_limit_from_when_it_was_given_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(ODD_GLUE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("roles.frontend.graphs.glue.MessagePipe", SlowPipe)
+    came: queue.Queue[tuple[int, object]] = queue.Queue()
+    clock = MonotonicClock()
+    runner = GlueRunner("shop", {"two": GlueSpec("own:Own", 1_000.0)}, came.put, clock, 1 << 20)
+    try:
+        x = [NamedTensor("x", np.array([0]))]
+        large = [*x, NamedTensor("large", np.zeros(1 << 27, np.uint8))]
+        runner.start(0, "two", [("one", [x])], large, clock.now_ms() + 60_000.0)
+        _, made = came.get(timeout=60)
+    finally:
+        runner.close()
+    assert isinstance(made, Sequence), made
 
 
 COUNTING_GLUE = """

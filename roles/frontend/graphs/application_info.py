@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from fabric.errors import ModelNotFound, NoReplica, nothing_ready
+from fabric.errors import ModelNotFound, NoReplica, RequestError, nothing_ready
 from fabric.ids import ModelId
 from fabric.messages import ModelInfo, TensorInfo
+from policies.graphs.graph import Stage
 from roles.applications.served import ServedApplication
 from roles.frontend.admission import NotAdmitted, unheard_reason
 from roles.frontend.shards import Shards
@@ -39,26 +41,29 @@ def application_info(served: ServedApplication, shards: Shards, lack: NotAdmitte
     )
 
 
-def lack_of(served: ServedApplication, shards: Shards, now_ms: float) -> NotAdmitted | None:
-    """What it lacks for longest of what it needs; None: all of that is ready.
+def lack_of(name: str, stages: Iterable[Stage], shards: Shards, now_ms: float) -> NotAdmitted | None:
+    """What the application of that name lacks for longest of what these stages need; None: all of that is ready.
 
     `retry_after_ms`: how long until a slice should serve that, 0 where it is late; None: none is expected.
     """
     lacks = []
-    for stage in served.plan.graph.stages:
+    for stage in stages:
         info = shards.models.get(stage.model_id)
         if info is not None and (info.replicas or stage.is_optional):
             continue
-        where = f"stage {stage.name} of application {served.plan.name!r}"
-        if info is not None:
-            coming_in_ms = shards.coming_in_ms(stage.model_id, now_ms)
-            lacks.append(NotAdmitted(NoReplica, f"{where}: {nothing_ready(stage.model_id)}", coming_in_ms))
-        elif shards.unheard:
-            reason = f"model {stage.model_id!r}: {unheard_reason(shards.unheard)}"
-            lacks.append(NotAdmitted(NoReplica, f"{where}: {reason}"))
-        else:
-            lacks.append(NotAdmitted(ModelNotFound, f"{where}: no model {stage.model_id!r} is served"))
+        error, reason = why_unserved(stage.model_id, shards)
+        reason = f"stage {stage.name} of application {name!r}: {reason}"
+        lacks.append(NotAdmitted(error, reason, shards.coming_in_ms(stage.model_id, now_ms)))
     return max(lacks, key=_wait_ms, default=None)
+
+
+def why_unserved(model_id: ModelId, shards: Shards) -> tuple[type[RequestError], str]:
+    """Of a model that nothing serves, or that no directory lists."""
+    if model_id in shards.models:
+        return NoReplica, nothing_ready(model_id)
+    if shards.unheard:
+        return NoReplica, f"model {model_id!r}: {unheard_reason(shards.unheard)}"
+    return ModelNotFound, f"no model {model_id!r} is served"
 
 
 def _wait_ms(lack: NotAdmitted) -> float:

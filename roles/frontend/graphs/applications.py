@@ -19,9 +19,6 @@ from fabric.errors import (
     REQUEST_ERRORS,
     Internal,
     InvalidInput,
-    ModelNotFound,
-    NoReplica,
-    nothing_ready,
 )
 from fabric.ids import ModelId, PeerId
 from fabric.messages import Answer, Ledger, ModelInfo, StageResult, TensorSpec
@@ -47,7 +44,7 @@ from roles.applications.tally import StageTally
 from roles.applications.trip import Trip
 from roles.frontend.admission import NotAdmitted, budget_left_ms, wrong_inputs
 from roles.frontend.events import Asked, FrontendAction, MadeInputs, MakeInputs, Release, ReplyWithAll
-from roles.frontend.graphs.application_info import application_info, lack_of
+from roles.frontend.graphs.application_info import application_info, lack_of, why_unserved
 from roles.frontend.graphs.stage_ledgers import stage_lines, whole_ledger
 from roles.frontend.graphs.steps import AnswerRequest, AskTask, CancelTask, RefuseRequest, Step
 from roles.frontend.requests import Request, RequestState, TaskId
@@ -103,13 +100,14 @@ class Applications:
     def listed(self, shards: Shards, now_ms: float) -> Iterator[ModelInfo]:
         """All applications, as clients see models; one that lacks a stage has no replicas."""
         for one in self._served.values():
-            yield application_info(one.served, shards, lack_of(one.served, shards, now_ms))
+            lack = lack_of(one.name, one.served.plan.graph.stages, shards, now_ms)
+            yield application_info(one.served, shards, lack)
 
     def asked(self, asked: Asked, shards: Shards, now_ms: float) -> ModelInfo | NotAdmitted:
-        """An application as a request sees it: it may bring any tensors; or why nothing can be asked of it now."""
-        served = self._served[asked.message.model_id].served
-        lack = lack_of(served, shards, now_ms)
-        info = replace(application_info(served, shards, lack), inputs=(), image=None)
+        """An application as a request sees it: it may bring any tensors; or why no request of it can be answered now."""
+        application = self._served[asked.message.model_id]
+        lack = lack_of(application.name, application.always_asked, shards, now_ms)
+        info = replace(application_info(application.served, shards, lack), inputs=(), image=None)
         if lack is None:
             return info
         if lack.retry_after_ms is not None and budget_left_ms(asked, info) > lack.retry_after_ms:
@@ -172,7 +170,7 @@ class Applications:
         self.events.append((application, TaskDropped(task.number, code, reason, retry_after_ms)))
 
     def made(
-        self, job: int, made: Sequence[MadeInputs], models: Mapping[ModelId, ModelInfo], no_room: str
+        self, job: int, made: Sequence[MadeInputs], shards: Shards, no_room: str
     ) -> list[FrontendAction]:
         """Inputs of a stage's tasks are there. `no_room`: why they cannot be taken on; empty: they can."""
         known = self._jobs.pop(job, None)
@@ -181,7 +179,7 @@ class Applications:
         application, follow = known
         number = follow.follow
         del application.running[follow.number].jobs[number]
-        code, reason = application.wrong(follow.stage, made, models)
+        code, reason = application.wrong(follow.stage, made, shards)
         if no_room and made:
             code, reason = "Overloaded", no_room
         if reason:
@@ -320,10 +318,11 @@ class _Application:
         plan = served.plan
         self.served = served
         self.name = ModelId(plan.name)
+        self.always_asked = plan.graph.always_asked
         self.client = PeerId(f"/{plan.name}")
         """Whose its tasks are; no client can be called so."""
         rule, measured = plan.rule(served.rule)
-        self.core = ApplicationCore(plan.graph, plan.least_ms, rule, measured)
+        self.core = ApplicationCore(plan.graph, plan.least_ms, rule, measured, is_drawn=served.is_drawn)
         self.draws = FanOutDraws(served)
         self.numbers = count(*served.numbers)
         self.tallies = {stage.name: StageTally() for stage in plan.graph.stages}
@@ -340,16 +339,15 @@ class _Application:
         """Of the stage of a task that `task` knows."""
         return self.tallies[self.running[self.number_of_task[number]].tasks[number].stage]
 
-    def wrong(
-        self, name: str, made: Sequence[MadeInputs], models: Mapping[ModelId, ModelInfo]
-    ) -> tuple[str, str]:
-        """Why the stage's model cannot take these, and whose fault that is; empty: it can."""
+    def wrong(self, name: str, made: Sequence[MadeInputs], shards: Shards) -> tuple[str, str]:
+        """Why the stage's model cannot take these, and whose fault that is; empty: it can, or is not asked."""
+        if not made:
+            return "", ""
         stage = self.served.plan.graph.stage(name)
-        info = models.get(stage.model_id)
-        if info is None:
-            return ModelNotFound.code, f"no model {stage.model_id!r} is served"
-        if made and not info.replicas and info.coming_in_ms is None:
-            return NoReplica.code, nothing_ready(stage.model_id)
+        info = shards.models.get(stage.model_id)
+        if info is None or (not info.replicas and info.coming_in_ms is None):
+            error, reason = why_unserved(stage.model_id, shards)
+            return error.code, reason
         is_clients = not stage.after and name not in self.served.glue
         for one in made:
             wrong = wrong_inputs(info, one.specs)

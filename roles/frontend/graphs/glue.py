@@ -36,6 +36,7 @@ COMMAND: Final = module_command("roles.frontend.graphs.glue_process")
 JOBS_MAX: Final = 256
 """Of one application that wait or run; a quarter of a second of work at a millisecond each."""
 START_LIMIT_MS: Final = 60_000.0  # to import what users import
+GIVEN_BYTES_PER_MS: Final = 100_000  # a slow host's pipe: what a call is given is no time of the user's code
 REST_MS: Final = 1_000.0  # after a process that did not even start
 
 Made = Sequence[Sequence[NamedTensor]]
@@ -117,12 +118,14 @@ class GlueRunner:
         after = tuple(name for name, _ in answers)
         parts = [GluePart(name, len(tensors)) for name, of_stage in answers for tensors in of_stage]
         tensors = [one for _, of_stage in answers for own in of_stage for one in own]
+        tensors += request
         asked = GlueAsked(stage, after, (*parts, GluePart("", len(request))))
-        until_ms = self._clock.now_ms() + glue.limit_ms
+        given_ms = sum(one.array.nbytes for one in tensors) / GIVEN_BYTES_PER_MS
         whose = f"its glue {glue.python}"
         try:
-            self._pipe.send(asked, [*tensors, *request], until_ms, PAYLOAD_BYTES_MAX)
-            message, made = self._pipe.receive(until_ms)
+            until_ms = self._clock.now_ms() + given_ms + glue.limit_ms
+            self._pipe.send(asked, tensors, until_ms, PAYLOAD_BYTES_MAX)
+            message, made = self._pipe.receive(self._clock.now_ms() + glue.limit_ms)
             return _items(message, made, whose)
         except RequestError as error:
             return error

@@ -103,7 +103,8 @@ class HttpInference:
         if self._is_plain:
             document = write_predict(inference, answered.results, is_stacked=rows.is_stacked)
             return Reply(200, (write_json(document),), headers=headers)
-        outputs = outputs_of([result.outputs for result in answered.results], is_stacked=rows.is_stacked)
+        answers = [result.outputs for result in answered.results]
+        outputs = outputs_of(inference, answers, is_stacked=rows.is_stacked)
         body, content_type, json_size = write_infer(inference, outputs)
         if json_size is not None:
             headers.append(("Inference-Header-Content-Length", str(json_size)))

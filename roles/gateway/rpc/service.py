@@ -234,7 +234,8 @@ class RpcService:
             model = request.model_name
             began_at_ms = asked_at_ms if began_at_ms is None else began_at_ms
             inference, rows, answered = await self._answered(request, began_at_ms, context)
-            outputs = outputs_of([one.outputs for one in answered.results], is_stacked=rows.is_stacked)
+            answers = [one.outputs for one in answered.results]
+            outputs = outputs_of(inference, answers, is_stacked=rows.is_stacked)
             response = write_infer(inference, outputs)
             size = self._taken(response)
         except asyncio.CancelledError:

@@ -57,7 +57,7 @@ class ProfiledModel:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the weights by name, or over the class's source where it neither is nor holds a module.
+        """SHA-256 over the weights by name, or over the class's source where there are none.
 
         Buffers are left out: the statistics of random weights are measured on the device, each with its own rounding.
         """
@@ -65,11 +65,11 @@ class ProfiledModel:
         model = self._loaded.model
         held = {"self": model} if isinstance(model, nn.Module) else vars(model)
         modules = [value for _, value in sorted(held.items()) if isinstance(value, nn.Module)]
-        if not modules:
+        weights = [weight for module in modules for weight in sorted(module.named_parameters())]
+        if not weights:
             found.update(inspect.getsource(type(model)).encode())
-        for module in modules:
-            for name, value in sorted(module.named_parameters()):
-                add_tensor(found, name, value)
+        for name, value in weights:
+            add_tensor(found, name, value)
         return found.hexdigest()
 
     def stages_ms(self, counts: Sequence[int], clock: Clock) -> Iterator[tuple[int, list[float] | str]]:

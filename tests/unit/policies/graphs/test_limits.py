@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from fabric.ids import ModelId, NodeId
@@ -14,13 +16,16 @@ from profiles.model import ModelProfile, TableProfile
 MODEL = ModelId("m")
 
 
-def limit_rps(profile: ModelProfile, gpus: int, slo_ms: float) -> float:
+def limit_rps(
+    profile: ModelProfile, gpus: int, slo_ms: float, demands: Sequence[Mapping[str, float]] = ({"only": 1.0},)
+) -> float:
     """Of an application of one stage, on one slice over so many GPUs."""
     graph = graph_of([Stage("only", MODEL)])
     plan = ApplicationPlan("app", graph, slo_ms, {"only": profile.exec_table()}, gpus)
     slots = [GpuSlot(gpu, "v100", 1 << 34, NodeId("n"), gpu) for gpu in range(gpus)]
     one = PlannedSlice(0, None, (PlannedModel(MODEL),), tuple(range(1, gpus)))
-    (decision,) = limits([plan], Placement((one,)), slots, {(MODEL, "v100"): profile}, {MODEL: slo_ms})
+    asked = [(plan, demands)]
+    (decision,) = limits(asked, Placement((one,)), slots, {(MODEL, "v100"): profile}, {MODEL: slo_ms})
     return decision.metrics["requests/s at most"]
 
 
@@ -38,6 +43,11 @@ def test_a_pipeline_takes_a_batch_as_often_as_its_slowest_stage() -> None:
     profile = table().with_cuts({2: (40.0, 60.0)})
     assert limit_rps(profile, 2, 240.0) == pytest.approx(2_000 / 80)
     assert limit_rps(profile, 2, 210.0) == pytest.approx(1_000 / 60)
+
+
+def test_of_fan_outs_that_change_the_moment_counts_at_which_least_is_served() -> None:
+    demands = [{"only": each} for each in (0.0, 4.0, 2.0)]
+    assert limit_rps(table(), 1, 240.0, demands) == pytest.approx(2_000 / 120 / 4)
 
 
 def test_a_model_in_ranks_has_its_profile_of_all_of_them() -> None:

@@ -32,13 +32,13 @@ from tests.builders import of_type
 class Play:
     """One core; `follow` answers what it asks of stages by name, in the order in which it asked."""
 
-    def __init__(self, *stages: Stage, slo_ms: float = 100.0) -> None:
+    def __init__(self, *stages: Stage, slo_ms: float = 100.0, is_drawn: bool = False) -> None:
         """Every model takes 10 ms alone; a stage may use what is left of its equal part."""
         graph = graph_of(stages)
         plan = ApplicationPlan("app", graph, slo_ms, {stage.name: [10.0, 15.0] for stage in stages}, 1)
         rule, measured = plan.rule("equal")
         self.graph = graph
-        self.core = ApplicationCore(graph, plan.least_ms, rule, measured)
+        self.core = ApplicationCore(graph, plan.least_ms, rule, measured, is_drawn=is_drawn)
         self.follows: list[Follow] = []
 
     def do(self, event: ApplicationEvent, now_ms: float) -> Sequence[ApplicationAction]:
@@ -170,8 +170,10 @@ def test_a_request_is_given_up_at_the_first_stage_from_which_the_end_is_provably
     assert bool(of_type(Ask, actions)) is not is_lost
 
 
-def test_what_follows_an_answer_is_bounded() -> None:
-    play = Play(stage("a"), stage("b", "a"), stage("c", "b"))
+@pytest.mark.parametrize(("is_drawn", "code"), [(False, "Internal"), (True, "Overloaded")])
+def test_what_follows_an_answer_is_bounded(is_drawn: bool, code: str) -> None:
+    """Where data decide it comes to as many when it is asked again; where it is drawn, perhaps not."""
+    play = Play(stage("a"), stage("b", "a"), stage("c", "b"), is_drawn=is_drawn)
     play.enter()
     roots = play.ask("a", 10_000, 0.0)
     assert len(roots) == FAN_OUT_MAX
@@ -183,7 +185,7 @@ def test_what_follows_an_answer_is_bounded() -> None:
         if of_type(Ended, actions):
             break
     assert asked == REQUESTS_MAX
-    assert ended(actions).code == "Internal", "the data decide: asked again it comes to as many"
+    assert ended(actions).code == code
     assert play.core.under_way == 0
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from fabric.errors import ConfigError, ProfileError
 from fabric.ids import ModelId
-from policies.graphs import FanOut
+from policies.graphs import GRAPH_DEADLINES, FanOut
 from policies.placement.registry import PLACEMENTS
 from roles.applications.served import GlueSpec
 from roles.config.cluster import ClusterConfig
@@ -161,6 +161,34 @@ def test_a_fan_out_may_change_in_the_run() -> None:
     assert config.applications[0].plan.graph.demand()["cars"] == 1.2, "a rule begins with the first step"
 
 
+def test_fan_outs_that_change_count_together_as_they_are_at_each_moment() -> None:
+    """Here 64 and 64, then 1 and 64: never 64 and 64 times 64."""
+    stages = {
+        "a": {"model": "ssd", "fan_out": {"poisson": [[0, 64], [30, 1]]}},
+        "b": {"model": "vgg16", "after": "a", "fan_out": {"poisson": [[0, 1], [30, 64]]}},
+        "beside": {"model": "googlenet"},
+    }
+    config = read(changed(STAGES, stages))
+    assert config.applications[0].demands == [
+        {"a": 64.0, "b": 64.0, "beside": 1.0},
+        {"a": 1.0, "b": 64.0, "beside": 1.0},
+    ]
+    assert [config.model(ModelId(name)).rate_rps for name in ("ssd", "vgg16")] == [6400.0, 6400.0]
+
+
+@pytest.mark.parametrize("rule", GRAPH_DEADLINES)
+def test_an_application_may_ask_nothing_at_first(rule: str) -> None:
+    document = changed(f"{STAGES}.detect.fan_out", {"poisson": [[0, 0], [30, 1]]})
+    config = read({**document, "graph_deadlines": rule})
+    assert config.model(ModelId("ssd")).rate_rps == 100.0
+    plan = config.applications[0].plan
+    assert all(budget_ms > 0 for budget_ms in plan.budgets(rule).values())
+    deadlines, measured = plan.rule(rule)
+    for _ in range(10):
+        measured.followed("detect", 1)
+    assert 0 < deadlines.due_at_ms("detect", 5_120.0, 5_000.0) - 5_000.0 <= 120.0
+
+
 @pytest.mark.parametrize("name", ["cars.0", "cars.12.x"])
 def test_stages_whose_outputs_could_have_the_same_name_are_refused(name: str) -> None:
     """An answer's tensor is named STAGE.PLACE.OUTPUT, and a place is a number or several."""
@@ -255,8 +283,8 @@ STAGES = "applications.0.stages"
         ),
         (
             f"{STAGES}.detect.fan_out",
-            {"poisson": [[0, 0], [30, 1]]},
-            r"applications\[0\].stages: one request comes to no request of any model at first",
+            {"poisson": [[0, 0], [30, 0]]},
+            r"applications\[0\].stages: one request never comes to a request of any model",
         ),
         (
             STAGES,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from fabric.ids import ModelId
 from fabric.messages import ImagePreprocess, ModelInfo, TensorInfo
 from roles.gateway.inference import (
     ROWS_MAX,
+    Inference,
     InputTensor,
+    OutputWanted,
     budget_of,
     check_version,
     outputs_of,
@@ -20,6 +23,7 @@ from roles.gateway.inference import (
     rows_of,
 )
 
+ANY = Inference("any", [])
 TWO = ModelInfo(
     ModelId("two"), 25.0, (TensorInfo("a", "float32", (3,)), TensorInfo("b", "int64", (-1, 2))), replicas=1
 )
@@ -46,7 +50,7 @@ def test_one_axis_more_is_a_request_for_each_row_and_answers_are_stacked() -> No
     assert rows.is_stacked
     assert len(rows.rows) == 4
     np.testing.assert_array_equal(rows.rows[2]["a"], [6, 7, 8])
-    stacked = outputs_of([{"y": np.full(2, at)} for at in range(4)], is_stacked=True)
+    stacked = outputs_of(ANY, [{"y": np.full(2, at)} for at in range(4)], is_stacked=True)
     assert stacked["y"].tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
@@ -99,13 +103,27 @@ def test_rows_are_bounded_and_there_is_one_at_least() -> None:
 
 def test_rows_that_cannot_be_stacked_are_said_to() -> None:
     with pytest.raises(Internal, match="one by one"):
-        outputs_of([{"y": np.zeros(1)}, {"y": np.zeros(2)}], is_stacked=True)
+        outputs_of(ANY, [{"y": np.zeros(1)}, {"y": np.zeros(2)}], is_stacked=True)
     for rows in (
         [{"0": np.zeros(1)}, {"0": np.zeros(1), "1": np.zeros(1)}],
         [{"0": np.zeros(1), "1": np.zeros(1)}, {"0": np.zeros(1)}],
     ):
         with pytest.raises(Internal, match="one by one"):
-            outputs_of(rows, is_stacked=True)
+            outputs_of(ANY, rows, is_stacked=True)
+
+
+def test_of_rows_with_different_outputs_those_that_all_have_are_asked_for_by_name() -> None:
+    rows = [{"0": np.zeros(1)}, {"0": np.ones(1), "1": np.zeros(2)}]
+
+    def asked_for(name: str) -> Inference:
+        return replace(ANY, outputs=[OutputWanted(name, is_binary=False)])
+
+    stacked = outputs_of(asked_for("0"), rows, is_stacked=True)
+    assert {name: array.tolist() for name, array in stacked.items()} == {"0": [[0], [1]]}
+    with pytest.raises(Internal, match="name outputs that all have"):
+        outputs_of(asked_for("1"), rows, is_stacked=True)
+    with pytest.raises(InvalidInput, match="no output '2'; it has 0, 1"):
+        outputs_of(asked_for("2"), rows, is_stacked=True)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,24 @@ def test_a_rate_that_is_nothing_beside_another_bounds_nothing() -> None:
     assert 0 < bound_rps(asked) < 1000
 
 
+@pytest.mark.parametrize(
+    ("mean", "times"), [([[0, 4], [1, 2]], 2), ([[0, 2], [1, 4]], 2), ([[0, 0], [1, 4]], 4)]
+)
+def test_fan_outs_that_change_bound_by_the_moment_that_asks_least(
+    mean: list[list[float]], times: int
+) -> None:
+    stages = {"only": {"model": "m", "fan_out": {"poisson": mean}}}
+    config = parse_config(
+        {
+            "models": [{"name": "m", "profile": {"table": {1: 10}}}],
+            "applications": [{"name": "app", "slo_ms": 100, "rate_rps": 50, "stages": stages}],
+            "cluster": {"gpus": 1},
+        },
+        Path(),
+    )
+    assert bound_rps(question_of(config, 0.5, 2.0)) == pytest.approx(100 / times)
+
+
 def test_goodput_is_just_under_what_a_gpu_can_do() -> None:
     asked = question(RESNET)
     found = answer(asked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from roles.cli.profile import profile
 from roles.gpu_worker.executors.profiled import ProfiledModel, device_named
 from roles.profiling.kernels import kernel_rows
 from roles.profiling.sensors import Sampling, Sensors, nvml_number
+from tests.unit.roles.gpu_worker.executors.models_for_tests import Doubler, WithoutWeights
 
 DIGITS = "deploy.local.demo.digits_model:Digits"
 MODELS = "tests.unit.roles.gpu_worker.executors.models_for_tests"
@@ -75,9 +78,10 @@ def test_the_same_weights_have_the_same_digest_and_others_another_one(spec: Load
     assert digest(0) == digest(0) != digest(1)
 
 
-def test_a_class_without_a_module_has_a_digest_of_its_source() -> None:
-    doubler = ProfiledModel(LoaderSpec(python=f"{MODELS}:Doubler"), torch.device("cpu"))
-    assert len(doubler.digest) == 64
+@pytest.mark.parametrize("model", [Doubler, WithoutWeights], ids=("holds no module", "is one without any"))
+def test_a_class_without_weights_has_a_digest_of_its_source(model: type) -> None:
+    found = ProfiledModel(LoaderSpec(python=f"{MODELS}:{model.__name__}"), torch.device("cpu"))
+    assert found.digest == hashlib.sha256(inspect.getsource(model).encode()).hexdigest()
 
 
 class Steps:

@@ -21,16 +21,19 @@ from policies.graphs.graph import Stage
 from roles.frontend.core import FrontendCore
 from roles.frontend.events import (
     ClientSaid,
+    InputsMade,
     InputsNotMade,
     KeepRow,
+    MadeInputs,
+    MakeInputs,
     Reply,
     ReplyWithAll,
     SchedulerSaid,
     WorkerSaid,
 )
 from roles.frontend.requests import SCHEDULER_SAYS_WITHIN_MS
-from roles.runtime.core import Lost, Tick
-from tests.applications_stage import ApplicationStage, served
+from roles.runtime.core import Handle, Lost, Tick
+from tests.applications_stage import SPECS, ApplicationStage, served
 from tests.builders import (
     CLIENT,
     SLICE,
@@ -261,6 +264,41 @@ def test_a_stage_that_is_being_started_is_waited_for_where_the_budget_allows_it(
     assert stage.take()[0] == "d"
 
 
+def test_a_stage_that_a_request_may_do_without_is_missed_only_by_those_that_ask_it() -> None:
+    """One is seldom asked, one comes after it alone, one is optional; each is still started, or gone."""
+    for lacking in (model_info("c", replicas=0, coming_in_ms=400.0), model_info("c", replicas=0), None):
+        stage = ApplicationStage(
+            served(
+                Stage("a", ModelId("d")),
+                Stage("b", ModelId("c"), ("a",), may_be_none=True),
+                Stage("after-b", ModelId("c"), ("b",)),
+                Stage("extra", ModelId("c"), ("a",), is_optional=True),
+            )
+        )
+        stage.do(directory([model_info("d"), *(() if lacking is None else (lacking,))]), 0.0)
+        assert listed(stage).replicas == 0
+        stage.ask(1, 0.0, budget_ms=300.0)
+        stage.make(stage.job("a"), 1, 0.0)
+        run(stage, "d", 0.0, 1)
+        stage.make(stage.job("b"), 0, 11.0)
+        stage.make(stage.job("extra"), 0, 11.0)
+        assert 1 in stage.answers
+        assert nothing_is_left(stage)
+
+
+def test_a_join_is_needed_whatever_was_left_out_before_it() -> None:
+    stage = ApplicationStage(
+        served(
+            Stage("a", ModelId("d")),
+            Stage("b", ModelId("d"), ("a",), may_be_none=True),
+            Stage("both", ModelId("c"), ("b", "a")),
+        )
+    )
+    stage.do(directory([model_info("d"), model_info("c", replicas=0, coming_in_ms=400.0)]), 0.0)
+    stage.ask(1, 0.0, budget_ms=300.0)
+    assert stage.refusals[1].code == "NoReplica"
+
+
 def test_the_replicas_of_an_application_are_those_of_the_needed_stage_with_the_fewest() -> None:
     stage = ApplicationStage(
         served(Stage("a", ModelId("d")), Stage("b", ModelId("c"), ("a",), is_optional=True))
@@ -275,6 +313,19 @@ def test_a_stage_whose_model_may_be_of_a_shard_that_does_not_answer_is_no_unknow
     core.handle(Tick(), 0.0)
     core.handle(directory([model_info("other")]), 0.0)
     (refused,) = of_type(Reply, core.handle(asked(1, "app"), 1.0))
+    assert isinstance(refused.message, Refusal)
+    assert refused.message.code == "NoReplica"
+
+
+def test_nor_is_it_for_a_request_that_is_under_way() -> None:
+    application = served(Stage("a", ModelId("d")))
+    core = FrontendCore(replace(frontend_settings(shards=2), applications=(application,)))
+    core.handle(Tick(), 0.0)
+    core.handle(directory([model_info("d")]), 0.0)
+    (make,) = of_type(MakeInputs, core.handle(asked(1, "app"), 1.0))
+    core.handle(directory([model_info("other")]), 2.0)
+    made = [MadeInputs(Handle(7), SPECS, 256)]
+    (refused,) = of_type(Reply, core.handle(InputsMade(make.job, made), 3.0))
     assert isinstance(refused.message, Refusal)
     assert refused.message.code == "NoReplica"
 

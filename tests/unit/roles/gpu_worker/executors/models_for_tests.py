@@ -49,6 +49,19 @@ class IsAModule(torch.nn.Module):
         return {"x": torch.zeros(3)}
 
 
+class WithoutWeights(torch.nn.ReLU):
+    """A module that has none."""
+
+    def load(self, device: str) -> None:
+        self.device = device
+
+    def infer(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": self(batch["x"])}
+
+    def example(self) -> dict[str, Tensor]:
+        return {"x": torch.zeros(3)}
+
+
 class ManyInputs(Doubler):
     """More than a message could hold for a batch of 32."""
 
