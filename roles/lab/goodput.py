@@ -266,7 +266,7 @@ def _part_of_a_trace(question: Question) -> Window:
 def bound_rps(question: Question) -> float:
     """No schedule carries more: each request takes at least its part of the batch within the SLO in which that is least.
 
-    Of fan-outs that change the moment counts that asks least, of those that ask anything.
+    Of fan-outs that change the moment counts that asks least, of those that ask anything; a run in which some ask nothing may carry more.
     """
     applications = question.config.applications
     moments = moments_ms(fan_out for one in applications for fan_out in one.fan_outs.values())

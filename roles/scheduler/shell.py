@@ -117,6 +117,7 @@ class SchedulerShell:
         )
         # One that stands by waits for a copy of the plan: it may take long to make, and not every policy makes it twice.
         self._first = self._kept.read() or (None if rank else written.first_plan())
+        self._first_epoch = self._kept.epoch_read
         self._settled: PlanCopy | None = None
         """The plan that the core settled last; at first, that it began with. Its epoch is the present one only in `_copy`."""
         self._core: SchedulerCore | None = None
@@ -156,7 +157,7 @@ class SchedulerShell:
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
             ReplicaSettings(
-                own.incarnation, electorate, rank, os.getpid(), shard, shards, self._kept.epoch_read
+                own.incarnation, electorate, rank, os.getpid(), shard, shards, self._first_epoch
             ),
             self._make_core,
         )
@@ -212,7 +213,9 @@ class SchedulerShell:
     def _prepare(self) -> Prepared:
         """A core of the newest plan that is known here. Where none is, one is made, once: that may take longer than a lease lasts."""
         kept = self._kept.state  # before it is read: what is written meanwhile is newer
-        settings, planning = self._first = self._kept.read() or self._first or self._written.first_plan()
+        if (read := self._kept.read()) is not None:
+            self._first, self._first_epoch = read, self._kept.epoch_read
+        settings, planning = self._first = self._first or self._written.first_plan()
         settled = self._copy_of(settings, planning, 0)
         settings = begun_anew(settings, self._role_id, self._surroundings.first_batch_id())
         core = scheduler_core(settings, self._config.batching, planning)
@@ -247,7 +250,7 @@ class SchedulerShell:
                 self._flush_settled()  # what follows may take long
                 try:
                     self._prepared = self._prepare()
-                    self._replica.prepared(self._kept.epoch_read)
+                    self._replica.prepared(self._first_epoch)
                 # Whatever it is, it is no reason to stand by no more: a take-over tries again.
                 except Exception as error:  # noqa: BLE001
                     log.error("plan_not_prepared error=%r", error)

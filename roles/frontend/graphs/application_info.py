@@ -49,7 +49,7 @@ def lack_of(name: str, stages: Iterable[Stage], shards: Shards, now_ms: float) -
     lacks = []
     for stage in stages:
         info = shards.models.get(stage.model_id)
-        if info is not None and (info.replicas or stage.is_optional):
+        if stage.is_optional or (info is not None and info.replicas):
             continue
         error, reason = why_unserved(stage.model_id, shards)
         reason = f"stage {stage.name} of application {name!r}: {reason}"

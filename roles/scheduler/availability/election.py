@@ -347,11 +347,12 @@ class Election:
             self._campaign(now_ms, actions)
 
     def _lacking(self, here: Sequence[_Agent]) -> int:
-        """0: its plan is of the last epoch that a majority may have granted, so there is no newer one. 1: it is older; 2: it has none."""
+        """0: its plan is of the last epoch that a majority may have granted, so none is of a newer one. 1: it may be older; 2: it has none."""
         if not self._electorate.has_standby:
             return 0
-        away = len(self._electorate.agents) - len(here)  # they may have granted whatever one of these has
-        said = sorted((agent.epoch for agent in here), reverse=True)
+        said = sorted((agent.epoch for agent in here if agent.epoch), reverse=True)
+        # Who is away, or is new and was no voter then, may have granted, or made needless, whatever one of these has.
+        away = len(self._electorate.agents) - len(said)
         needed_here = max(1, self._electorate.needed - away)
         granted = said[needed_here - 1] if said else 0
         plan_epoch = max(self.plan_epoch, self.epoch)

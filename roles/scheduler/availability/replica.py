@@ -337,7 +337,7 @@ class SchedulerReplica:
         self._look_ahead()
 
     def prepared(self, plan_epoch: int) -> None:
-        """The core that was to be made is of a plan of that epoch; 0: of the file's. A copy may have been of no use."""
+        """The core that was to be made is of a plan of that epoch; 0: of the file's. A copy that was sent may have been of no use."""
         self._election.plan_epoch = plan_epoch
 
     def not_copied(self, peers: Iterable[PeerId]) -> None:

@@ -151,6 +151,15 @@ def test_a_grant_of_a_minority_makes_no_plan_older() -> None:
     assert waits_ms("ab", 33) == 2 * STAGGER_MS
 
 
+@pytest.mark.parametrize(("plan_epoch", "lacking"), [(33, 0), (16, 1), (0, 2)])
+def test_nodes_that_are_new_make_no_plan_the_newest(plan_epoch: int, lacking: int) -> None:
+    """One node granted 33; the file has two more since, and all hosts start again."""
+    one = election(plan_epoch=plan_epoch)
+    one.has_plan = False
+    hear(one, [free("a", 33, "scheduler-1"), free("b"), free("c")], 0.0)
+    assert one.wake_at_ms == lacking * 2 * STAGGER_MS
+
+
 @pytest.mark.parametrize("plan_epoch", [0, 16])
 def test_who_lacks_the_newest_plan_waits_for_its_own_leases_to_end(plan_epoch: int) -> None:
     """Others, that have it, do as well."""
