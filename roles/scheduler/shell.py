@@ -156,9 +156,7 @@ class SchedulerShell:
         self._rehearser = own.make_rehearser()
         # Recorded only once the address is ours: another scheduler that has it may be writing that very file.
         self._replica = SchedulerReplica(
-            ReplicaSettings(
-                own.incarnation, electorate, rank, os.getpid(), shard, shards, self._first_epoch
-            ),
+            ReplicaSettings(own.incarnation, electorate, rank, os.getpid(), shard, shards, self._first_epoch),
             self._make_core,
         )
         self._core = self._made  # without a standby one is there from the start
