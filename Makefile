@@ -38,9 +38,9 @@ $(VENV)/bench.stamp: $(VENV)/test.stamp
 demo: $(VENV)/demo.stamp  ## serve a trained model on real inputs, print what happened, stop
 	$(BIN)/tenuto demo
 
-test: $(VENV)/test.stamp  ## the whole suite: what needs no process of its own on all cores, then the rest, two at a time
+test: $(VENV)/test.stamp  ## the whole suite: what needs no process of its own on all cores, then the rest, three at a time: they wait for half of their time
 	$(BIN)/python -m pytest -n auto --ignore tests/integration
-	$(BIN)/python -m pytest -n 2 --reruns $(RERUNS) tests/integration
+	$(BIN)/python -m pytest -n 3 --reruns $(RERUNS) tests/integration
 
 check: $(VENV)/test.stamp  ## format, lint, types, unit and property tests: before every commit
 	$(BIN)/ruff format --check $(SOURCES)
