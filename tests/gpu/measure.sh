@@ -1,66 +1,111 @@
 #!/usr/bin/env bash
 # Everything that only a machine with an NVIDIA GPU can show, step by step: see README.md beside this file.
 #
-#   tests/gpu/measure.sh OUT [STEP...]      steps: tests profile:MODEL kernels worker served colocation demo
+#   tests/gpu/measure.sh [--dry-run] OUT [STEP...]      steps: tests profile:MODEL[@DTYPE] kernels worker served colocation demo
 #
-# Each step logs to OUT/STEP.log and the rest goes on after one that failed; the exit code says whether one did.
+# Each step logs to OUT/STEP.log, ends after its limit at the latest, and the rest goes on after one that failed; the exit code says
+# whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. All results are in
+# OUT/results.tar.gz at the end. --dry-run says what would run, and for how long, and runs nothing.
 # PYTHON (python3) has the extras worker, estimate and test; GPU_TYPE is the GPU's word in workload files (from its name).
+# DEVICE=cpu rehearses all of it without a GPU, with the small MODELS; what needs CUDA (kernels, shares) is left out then.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+is_dry=
+if [ "${1:-}" = --dry-run ]; then
+  is_dry=1
+  shift
+fi
 out=$(realpath -m "${1:?where results go}")
 shift
 python=${PYTHON:-python3}
-gpu_type=${GPU_TYPE:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | awk '{print tolower($NF)}')}
-models=(resnet50 mobilenet_v2 efficientnet_b7 transformers/bert transformers/gpt2)
+device=${DEVICE:-cuda}
+if [ "$device" = cuda ]; then
+  gpu_type=${GPU_TYPE:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | awk '{print tolower($NF)}')}
+  read -ra models <<< "${MODELS:-resnet50 mobilenet_v2 efficientnet_b7 vit_b_16 transformers/bert transformers/gpt2 transformers/t5}"
+  batches=1,8,32,128 served_batches=8,32
+  profile_options=(--max-batch 128 --shares "10,20,50" --igniter)
+else
+  gpu_type=${GPU_TYPE:-$device}
+  read -ra models <<< "${MODELS:-resnet18 squeezenet1_1}"
+  batches=1,2 served_batches=2
+  profile_options=(--max-batch 2 --seconds 0.2)
+fi
 steps=("$@")
 if [ ${#steps[@]} -eq 0 ]; then
   steps=(tests "${models[@]/#/profile:}" kernels worker served colocation demo)
 fi
-mkdir -p "$out/profiles"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 profile_of() { echo "$out/profiles/${1##*/}-$gpu_type.json"; }
+log_of() { echo "$out/${1//\//-}.log"; }
+done_of() { echo "$out/${1//\//-}.done"; }
+
+# Seconds: after so long a step is ended.
+limit_of() {
+  case $1 in
+    tests | worker) echo 600 ;;
+    kernels) echo 900 ;;
+    profile:* | colocation) echo 300 ;;
+    *) echo 120 ;;
+  esac
+}
 
 step() {
+  local run=(timeout --kill-after=10 "$(limit_of "$1")" "$python" -m)
   case $1 in
     tests)
-      "$python" -m pytest -p no:cacheprovider tests/gpu ;;
+      "${run[@]}" pytest -p no:cacheprovider tests/gpu ;;
     profile:*)
-      local model=${1#profile:}
-      "$python" -m roles.cli profile "$model" --device cuda --gpu-type "$gpu_type" --max-batch 128 \
-        --shares 10,20,50 --igniter --out "$(profile_of "$model")" ;;
+      local model=${1#profile:} dtype=()
+      case $model in *@*) dtype=(--dtype "${model#*@}") ;; esac
+      "${run[@]}" roles.cli profile "${model%@*}" "${dtype[@]}" --device "$device" --gpu-type "$gpu_type" "${profile_options[@]}" \
+        --out "$(profile_of "$model")" ;;
     kernels)
-      "$python" -m roles.cli profile --device cuda --kernels --gpu-type "$gpu_type" --out "$out/profiles/$gpu_type-kernels.csv.gz" ;;
+      "${run[@]}" roles.cli profile --device "$device" --kernels --gpu-type "$gpu_type" --out "$out/profiles/$gpu_type-kernels.csv.gz" ;;
     worker)
       local failed=0
       for model in "${models[@]}"; do
         local zoo=torchvision
         case $model in transformers/*) zoo=transformers ;; esac
-        "$python" -m benchmarks.worker_throughput --device cuda --zoo $zoo --arch "${model##*/}" \
-          --batches 1,8,32,128 --json "$out/worker-${model##*/}.json" || failed=1
+        "${run[@]}" benchmarks.worker_throughput --device "$device" --zoo $zoo --arch "${model##*/}" \
+          --batches "$batches" --json "$out/worker-${model##*/}.json" || failed=1
       done
       return $failed ;;
     served)
-      "$python" -m benchmarks.served_throughput --device cuda --arch resnet50 --batches 8,32 --json "$out/served.json" ;;
+      "${run[@]}" benchmarks.served_throughput --device "$device" --arch "${models[0]}" --batches "$served_batches" \
+        --json "$out/served.json" ;;
     colocation)
-      "$python" -m benchmarks.colocation "$(profile_of resnet50)" "$(profile_of transformers/bert)" \
+      "${run[@]}" benchmarks.colocation "$(profile_of resnet50)" "$(profile_of transformers/bert)" \
         --json "$out/colocation.json" ;;
     demo)
-      time "$python" -m roles.cli demo ;;
+      time "${run[@]}" roles.cli demo ;;
     *)
       echo "there is no step $1" >&2
       return 2 ;;
   esac
 }
 
+mkdir -p "$out/profiles"
 code=0
 for name in "${steps[@]}"; do
-  if step "$name" > "$out/${name//\//-}.log" 2>&1; then
-    echo "ok      $name"
+  if [ -e "$(done_of "$name")" ]; then
+    echo "done    $name"
+  elif [ "$device" != cuda ] && [[ $name = kernels || $name = colocation ]]; then
+    echo "left    $name: it needs CUDA"
+  elif [ -n "$is_dry" ]; then
+    echo "to run  $name: at most $(($(limit_of "$name") / 60)) min"
   else
-    echo "FAILED  $name"
-    code=1
+    if step "$name" > "$(log_of "$name")" 2>&1; then
+      echo "ok      $name"
+      touch "$(done_of "$name")"
+    else
+      echo "FAILED  $name"
+      code=1
+    fi
+    tail -n 15 "$(log_of "$name")" | sed 's/^/        /'
   fi
-  tail -n 15 "$out/${name//\//-}.log" | sed 's/^/        /'
 done
+if [ -z "$is_dry" ]; then
+  (cd "$out" && tar --create --gzip --file results.tar.gz --exclude results.tar.gz -- *)
+fi
 exit $code
