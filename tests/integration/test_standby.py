@@ -119,6 +119,12 @@ def workers(cluster: TemporaryCluster) -> set[int]:
     }
 
 
+def first_plan_of(written: Written) -> str:
+    """As a copy of the plan has it."""
+    settings, planning = written.first_plan()
+    return about_scheduler(settings, written.config.batching, planning).decode()
+
+
 def frontend_counters(cluster: TemporaryCluster) -> dict[str, float]:
     return ask_status(cluster.endpoints["client"][:1]).counters
 
@@ -266,9 +272,7 @@ def test_a_newer_plan_on_this_hosts_disk_counts_for_more_than_a_prepared_one(
     with closing(SchedulerShell(older, tmp_path, number=1)) as shell:
 
         def copy(number: int, written: Written) -> PlanCopy:
-            settings, planning = written.first_plan()
-            about = about_scheduler(settings, written.config.batching, planning)
-            return PlanCopy(16, number, shell._kept.digest, about.decode())
+            return PlanCopy(16, number, shell._kept.digest, first_plan_of(written))
 
         shell._perform(KeepPlan(copy(1, older)))
         if is_prepared:
@@ -319,10 +323,8 @@ def test_a_standby_counts_a_plan_that_its_host_kept_if_it_is_of_use(
     tmp_path: Path, digest: str, epoch: int
 ) -> None:
     written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
-    settings, planning = written.first_plan()
-    about = about_scheduler(settings, written.config.batching, planning).decode()
     kept = SavedPlan(tmp_path, "scheduler-1", DOCUMENT)
-    kept.keep(PlanCopy(16, 1, digest or kept.digest, about))
+    kept.keep(PlanCopy(16, 1, digest or kept.digest, first_plan_of(written)))
     with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
         assert shell._replica._election.plan_epoch == epoch
 
@@ -332,10 +334,8 @@ def test_a_standby_counts_the_plan_that_it_was_sent_if_it_is_of_use(
     tmp_path: Path, digest: str, epoch: int
 ) -> None:
     written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
-    settings, planning = written.first_plan()
-    about = about_scheduler(settings, written.config.batching, planning).decode()
     with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
-        copy = PlanCopy(33, 1, digest or shell._kept.digest, about)
+        copy = PlanCopy(33, 1, digest or shell._kept.digest, first_plan_of(written))
         for action in shell._replica.handle(Heard(PeerId("scheduler-0"), copy), 0.0):
             shell._perform(action)
         assert shell._replica._election.plan_epoch == 33
@@ -348,9 +348,7 @@ def test_a_plan_of_which_no_core_can_be_made_keeps_nobody_from_standing_by(
 ) -> None:
     written = Written(parse_config(DOCUMENT, tmp_path), DOCUMENT, tmp_path)
     with closing(SchedulerShell(written, tmp_path, number=1)) as shell:
-        settings, planning = written.first_plan()
-        about = about_scheduler(settings, written.config.batching, planning).decode()
-        shell._perform(KeepPlan(PlanCopy(16, 1, shell._kept.digest, about)))
+        shell._perform(KeepPlan(PlanCopy(16, 1, shell._kept.digest, first_plan_of(written))))
         with monkeypatch.context() as broken:
             broken.setattr("roles.scheduler.shell.scheduler_core", lambda *_: int("zz"))
             shell._perform(PrepareCore())
