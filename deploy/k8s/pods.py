@@ -257,7 +257,8 @@ def _container(role: PodRole, wanted: Wanted) -> Plain:
         # It may have to plan first, or to wait for the cores that models load on.
         "startupProbe": _probe("--live", every_s=2, failures=90),
         "readinessProbe": _probe(every_s=10, failures=2),
-        "livenessProbe": _probe("--live", every_s=30, failures=3),
+        # A probe starts Python: on a node that is short of processor time a role that answers at once shall not be ended for that.
+        "livenessProbe": _probe("--live", every_s=30, failures=3, limit_s=20),
         "volumeMounts": [
             {"name": "cluster", "mountPath": CONFIG_DIR, "readOnly": True},
             {"name": "trusted", "mountPath": TRUSTED_DIR, "readOnly": True},
@@ -350,9 +351,14 @@ def _closed() -> Plain:
     }
 
 
-def _probe(*flags: str, every_s: int, failures: int) -> Plain:
+def _probe(*flags: str, every_s: int, failures: int, limit_s: int = 5) -> Plain:
     command = {"command": ["tenuto", "health", *flags]}
-    return {"exec": command, "periodSeconds": every_s, "timeoutSeconds": 5, "failureThreshold": failures}
+    return {
+        "exec": command,
+        "periodSeconds": every_s,
+        "timeoutSeconds": limit_s,
+        "failureThreshold": failures,
+    }
 
 
 def _spread(component: str) -> Plain:
