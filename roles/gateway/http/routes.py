@@ -16,6 +16,7 @@ from fabric.errors import (
     error_text,
     nothing_ready,
 )
+from fabric.ids import ModelId
 from roles.gateway import descriptions
 from roles.gateway.failures import (
     Failure,
@@ -32,7 +33,7 @@ from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Reques
 from roles.gateway.http.protocol_v2 import failed, read_json, write_json
 from roles.gateway.inference import check_version
 from roles.gateway.repository import Repository, load, unload
-from roles.gateway.service import Service
+from roles.gateway.service import Service, not_served
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
 from roles.runtime.process import log
@@ -214,10 +215,12 @@ class Routes:
 
     async def _model_ready(self, route: Route, request: Request) -> Any:
         del request
-        info = await self._service.model_now(route.model)
+        info = (await self._service.served()).get(ModelId(route.model))
+        if info is None:
+            raise not_served(route.model)
         if not self._service.is_model_ready(info):
             return failure_of(NoReplica(nothing_ready(route.model), info.coming_in_ms))
-        return None
+        return {"name": route.model, "ready": True}
 
     async def _config(self, route: Route, request: Request) -> Any:
         del request
@@ -239,14 +242,14 @@ class Routes:
     async def _index(self, route: Route, request: Request) -> Any:
         del route
         asked = _asked(request)
-        served = list((await self._service.models()).values())
+        served = await self._service.served()
         return descriptions.index(served, self._repository.names, is_ready_only=asked.get("ready") is True)
 
     async def _load(self, route: Route, request: Request) -> Any:
-        parameters = _asked(request).get("parameters", {})
-        if not isinstance(parameters, dict):
+        parameters = _asked(request).get("parameters")
+        if not isinstance(parameters, dict | None):
             raise InvalidInput("parameters must be an object")
-        await load(self._service, self._repository, route.model, parameters)
+        await load(self._service, self._repository, route.model, parameters or {})
 
     async def _metrics(self, route: Route, request: Request) -> Any:
         del route
