@@ -48,7 +48,11 @@ _NOT_DONE: Final = ("systemsharedmemory", "cudasharedmemory", "trace", "logging"
 _INFERENCES: Final = ("infer", "predict")
 _STRANGERS: Final = (NoToken.code, Refused.code)
 """What an inference is refused with for who asks."""
-_HEALTH: Final = ("live", "ready")
+_HEALTHY: Final = {
+    "live": Reply(200, (write_json({"live": True}),)),
+    "ready": Reply(200, (write_json({"live": True, "ready": True}),)),
+}
+"""The protocol's text has `live` in both, KServe's server and client `ready` in the second."""
 _UNREADY: Final = Failure("NoReplica", "no frontend wants requests now", retryable=True, retry_after_ms=1e3)
 
 
@@ -196,8 +200,9 @@ class Routes:
             )
             inference.start()
             return inference
-        if route.name in _HEALTH:
-            answer(Reply(200) if route.name == "live" or self._service.is_ready else failed(_UNREADY))
+        if route.name in _HEALTHY:
+            is_healthy = route.name == "live" or self._service.is_ready
+            answer(_HEALTHY[route.name] if is_healthy else failed(_UNREADY))
             return None
         task = asyncio.ensure_future(self._documents[route.name](route, request))
         task.add_done_callback(lambda done: _tell(done, answer))
