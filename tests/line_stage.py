@@ -66,7 +66,7 @@ from roles.gpu_worker.events import Release as ReleaseOutputs
 from roles.gpu_worker.executors.base import Loaded
 from roles.gpu_worker.peer_checks import AGENT
 from roles.gpu_worker.registration import WorkerIdentity
-from roles.runtime.core import SCHEDULER, Handle, Heard, Send, Tick
+from roles.runtime.core import SCHEDULER, Handle, Heard, Lost, Send, Tick
 from roles.scheduler.core import SchedulerCore
 from roles.scheduler.settings import SchedulerSettings
 from tests.device_lines import DeviceLines
@@ -199,6 +199,10 @@ class LineStage:
     def to_scheduler(self, peer: PeerId, message: AnyMessage) -> None:
         """It hears now."""
         self._send_all(self.scheduler.handle(Heard(peer, message, self._line.delay_ms), self.now_ms))
+
+    def give_up(self, one: _Frontend, reason: str) -> None:
+        """The scheduler takes that frontend for lost, which does not notice."""
+        self._send_all(self.scheduler.handle(Lost(one.peer, reason), self.now_ms))
 
     def _send_all(self, sends: Sequence[Send]) -> None:
         for send in sends:

@@ -25,11 +25,16 @@ class FrontendInfo(Value, frozen=True):
 
 
 class FrontendHello(Message, frozen=True, tag=10):
-    """Frontend -> scheduler: first message, and again after a reconnect."""
+    """Frontend -> scheduler: first message, and again after a reconnect, or in doubt whether it is still listed.
+
+    `is_linked`: it was listed when it last heard. A scheduler that does not list it sends it a directory without it first, so
+    that it announces again what is queued.
+    """
 
     frontend_id: FrontendId
     incarnation: Incarnation
     addresses: Addresses
+    is_linked: bool = False
 
 
 class Directory(Message, frozen=True, tag=11):

@@ -33,7 +33,9 @@ class Registration:
     def hello(self) -> FrontendHello:
         """Who it is."""
         settings = self._settings
-        return FrontendHello(settings.frontend_id, settings.incarnation, settings.addresses)
+        return FrontendHello(
+            settings.frontend_id, settings.incarnation, settings.addresses, is_linked=self.is_linked
+        )
 
     @property
     def wake_at_ms(self) -> float | None:

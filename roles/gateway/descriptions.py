@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from fabric.ids import ModelId
 from fabric.messages import ModelInfo, TensorInfo
 from roles.gateway.inference import VERSION
 from roles.gateway.tensors import datatype_of
@@ -47,22 +48,23 @@ def config(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def index(served: Sequence[ModelInfo], known: Sequence[str], *, is_ready_only: bool) -> list[dict[str, Any]]:
-    """`POST /v2/repository/index`: models that are served, and those of the file that are not."""
+def index(
+    served: Mapping[ModelId, ModelInfo], known: Sequence[str], *, is_ready_only: bool
+) -> list[dict[str, Any]]:
+    """`POST /v2/repository/index`: models that are served, and their heads, and those of the file that are not."""
     found = [
         {
-            "name": info.model_id,
+            "name": name,
             "version": VERSION,
             "state": "READY" if info.replicas else "UNAVAILABLE",
             "reason": "" if info.replicas else "no slice that serves it is ready",
         }
-        for info in served
+        for name, info in served.items()
     ]
-    names = {info.model_id for info in served}
     found += [
         {"name": name, "version": VERSION, "state": "UNAVAILABLE", "reason": "unloaded"}
         for name in known
-        if name not in names
+        if name not in served
     ]
     return [one for one in found if one["state"] == "READY" or not is_ready_only]
 

@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from fabric.errors import ConfigError, FabricError, InvalidInput, ModelNotFound, Overloaded
 from fabric.ids import ModelId
-from fabric.messages import Changed, ModelsAdd, ModelsRemove, PlanChange
+from fabric.messages import Changed, ModelInfo, ModelsAdd, ModelsRemove, PlanChange
 from fabric.policy_options import shown
 from roles.config.read_config import parse_config
 from roles.gateway.failures import Refused, Unsupported
@@ -65,23 +65,27 @@ class Repository:
         """Of the models that can be loaded by name."""
         return tuple(self._sections)
 
-    async def load(self, name: str, served: Collection[str], parameters: Mapping[str, object]) -> None:
-        """Serve it. Of a model that is served already nothing changes. Raises Refused, ModelNotFound, InvalidInput."""
+    async def load(
+        self, name: str, served: Mapping[ModelId, ModelInfo], parameters: Mapping[str, object]
+    ) -> None:
+        """Serve it. Of a model that is `served` already nothing changes. Raises Refused, ModelNotFound, InvalidInput."""
         self._require_open()
+        _require_no_head(name, served)
         for key in parameters:
             if key != "config":
                 raise Unsupported(f"load does not know the parameter {shown(key)}; there is config")
         section = self._section(name, parameters.get("config"))
-        if name not in served:
+        if ModelId(name) not in served:
             await self._carry_out(lambda number: ModelsAdd(number, json.dumps([section])))
-        elif "config" in parameters:
+        elif parameters.get("config") is not None:
             raise Refused(f"model {shown(name)} is served; unload it before it is loaded with another config")
 
-    async def unload(self, name: str, served: Collection[str]) -> None:
+    async def unload(self, name: str, served: Mapping[ModelId, ModelInfo]) -> None:
         """Serve it no more. Raises Refused, ModelNotFound."""
         self._require_open()
-        if name in served:
-            model_id = ModelId(name)
+        _require_no_head(name, served)
+        model_id = ModelId(name)
+        if model_id in served:
             await self._carry_out(lambda number: ModelsRemove(number, (model_id,)), partial(having, model_id))
         elif name not in self._sections:
             raise ModelNotFound(f"no model {shown(name)} is served")
@@ -153,14 +157,23 @@ class Repository:
 
 async def load(service: Service, repository: Repository, name: str, parameters: Mapping[str, object]) -> None:
     """Load it, and wait until it is ready and known here. Raises as `Repository.load` does, and NoReplica, PeerLost."""
-    await repository.load(name, await service.models(service.clock.now_ms()), parameters)
+    await repository.load(name, await service.served(service.clock.now_ms()), parameters)
     await service.until_ready(name, READY_LIMIT_MS)
 
 
 async def unload(service: Service, repository: Repository, name: str) -> None:
     """Unload it, and wait until it is known here no more. Raises as `Repository.unload` does, and PeerLost."""
-    await repository.unload(name, await service.models(service.clock.now_ms()))
+    await repository.unload(name, await service.served(service.clock.now_ms()))
     await service.until_gone(name, GONE_LIMIT_MS)
+
+
+def _require_no_head(name: str, served: Mapping[ModelId, ModelInfo]) -> None:
+    info = served.get(ModelId(name))
+    if info is not None and info.head_of not in ("", name):
+        whole = shown(info.head_of)
+        raise Refused(
+            f"{shown(name)} is a head of model {whole}: load and unload {whole}, with all of its heads"
+        )
 
 
 def _aside(work: Callable[[], Changed]) -> tuple[asyncio.Future[Changed], threading.Thread]:

@@ -136,6 +136,11 @@ class Service:
             await asyncio.shield(self._listing)
         return self._known
 
+    async def served(self, since_ms: float | None = None) -> Mapping[ModelId, ModelInfo]:
+        """As `models`, and of each model with heads, which clients do not ask and no listing has, one of them by its name."""
+        models = await self.models(since_ms)
+        return {one.head_of: one for one in models.values() if one.head_of} | dict(models)
+
     def may_be_outdated(self, info: ModelInfo | None, failure: Failure) -> bool:
         """Whether a request may have been refused for what its model was thought to be: then ask what has `changed`."""
         is_missed = info is None and failure.code != ModelNotFound.code
@@ -147,18 +152,20 @@ class Service:
         Raises ModelNotFound, whatever else is wrong, of a model that there is not.
         """
         try:
-            found = (await self.models(self.clock.now_ms())).get(ModelId(model))
+            found = (await self.served(self.clock.now_ms())).get(ModelId(model))
         except PeerLost:  # then nobody knows
             return None
         if found is None:
-            raise ModelNotFound(f"no model {shown(model)} is served")
+            raise not_served(model)
+        if found.head_of == model:  # the frontend has said by which heads it is asked
+            return None
         return found if failure.code in _BY_SHAPES and _shapes(info) != _shapes(found) else None
 
     async def until_ready(self, model: str, limit_ms: float) -> None:
         """Until a frontend says that a slice serves it. Raises NoReplica where none does by then, PeerLost."""
         limit_at_ms = self.clock.now_ms() + limit_ms
         while True:
-            info = (await self.models(self.clock.now_ms())).get(ModelId(model))
+            info = (await self.served(self.clock.now_ms())).get(ModelId(model))
             if info is not None and info.replicas:
                 return
             if self.clock.now_ms() >= limit_at_ms:
@@ -168,17 +175,21 @@ class Service:
     async def until_gone(self, model: str, limit_ms: float) -> None:
         """Until a frontend knows of it no more, or the time is over. Raises PeerLost."""
         limit_at_ms = self.clock.now_ms() + limit_ms
-        while ModelId(model) in await self.models(self.clock.now_ms()):
+        while ModelId(model) in await self.served(self.clock.now_ms()):
             if self.clock.now_ms() >= limit_at_ms:
                 return
             await asyncio.sleep(_FRESH_MS / 1e3)
 
     async def model_now(self, name: str) -> ModelInfo:
-        """As a frontend says now. Raises ModelNotFound, PeerLost."""
-        info = (await self.models()).get(ModelId(name))
-        if info is None:
-            raise ModelNotFound(f"no model {shown(name)} is served")
-        return info
+        """What clients ask by that name, as a frontend says now. Raises ModelNotFound, PeerLost."""
+        models = await self.models()
+        info = models.get(ModelId(name))
+        if info is not None:
+            return info
+        heads = ", ".join(one.model_id for one in models.values() if one.head_of == name)
+        if heads:
+            raise ModelNotFound(f"model {shown(name)} is asked by its heads: {heads:.500}")
+        raise not_served(name)
 
     async def _listed(self) -> Mapping[ModelId, ModelInfo]:
         early_ms = self._known_at_ms + _FRESH_MS - self.clock.now_ms()
@@ -270,6 +281,11 @@ class Service:
             self.statistics.note_failure(model, outcome.code, total_ms, is_known=is_known)
         else:
             self.statistics.note_success(model, outcome, total_ms, _WALL.now_ms())
+
+
+def not_served(name: str) -> ModelNotFound:
+    """What to raise of a model that no frontend lists."""
+    return ModelNotFound(f"no model {shown(name)} is served")
 
 
 def _shapes(info: ModelInfo | None) -> object:

@@ -359,10 +359,14 @@ class SchedulerCore:
         self, peer: PeerId, message: FrontendHello, late_ms: float, now_ms: float
     ) -> Sequence[Send]:
         del late_ms
+        actions: list[Send] = []
+        if message.is_linked and peer not in self._listed:
+            # It has not noticed that it was given up, with all that it has queued: listed again it never would.
+            actions.append(Send(peer, self._fleet.directory()))
         former = self._fleet.frontend_joined(peer, message)
         if former is not None:
             self._batches.forget_frontend(former, now_ms)
-        return self._updates.greet(peer, now_ms)
+        return [*actions, *self._updates.greet(peer, now_ms)]
 
     def _on_node_hello(
         self, peer: PeerId, message: NodeHello, late_ms: float, now_ms: float

@@ -49,6 +49,7 @@ def read_predict(
     for key in document:
         if key not in KEYS:
             raise InvalidInput(f"unknown key {shown(key)}; there are {', '.join(KEYS)}")
+    document = {key: value for key, value in document.items() if value is not None}  # null: left out
     parameters = {**asked_in_query, **document}
     request_id = document.get("id", "")
     if not isinstance(request_id, str):

@@ -40,24 +40,27 @@ JSON_BYTES_MAX: Final = 16 << 20
 Parameters = dict[str, Any]
 
 
+# What may be left out may be null too: clients that are made from a schema send all members.
+
+
 class _Input(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: Parameters = {}
+    parameters: Parameters | None = None
     data: msgspec.Raw = msgspec.Raw()
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: Parameters = {}
+    parameters: Parameters | None = None
 
 
 class _Request(msgspec.Struct):
     inputs: Annotated[list[_Input], msgspec.Meta(max_length=TENSORS_MAX)]
-    id: str = ""
-    parameters: Parameters = {}
-    outputs: Annotated[list[_Output], msgspec.Meta(max_length=TENSORS_MAX)] = []
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: Annotated[list[_Output], msgspec.Meta(max_length=TENSORS_MAX)] | None = None
 
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
@@ -78,12 +81,14 @@ def read_infer(model: str, body: bytes, header_length: str | None) -> Inference:
     """The inference that a body asks for. `header_length`: the header field of that name. Raises InvalidInput, TooLarge, Unsupported."""
     size = _json_size(body, header_length)
     asked = _decoded(body[:size] if size < len(body) else body)
-    check_parameters(asked.parameters)
+    parameters = _given(asked.parameters)
+    check_parameters(parameters)
     rest = memoryview(body)[size:]
     inputs = []
     for one in asked.inputs:
-        check_tensor_parameters(one.name, one.parameters)
-        raw_size = one.parameters.get("binary_data_size")
+        of_input = _given(one.parameters)
+        check_tensor_parameters(one.name, of_input)
+        raw_size = of_input.get("binary_data_size")
         if raw_size is None:
             data = from_values(one.name, one.datatype, one.shape, _values(one))
         else:
@@ -92,19 +97,20 @@ def read_infer(model: str, body: bytes, header_length: str | None) -> Inference:
         inputs.append(InputTensor(one.name, tuple(one.shape), data))
     if rest:
         raise InvalidInput(f"{len(rest)} bytes of binary data belong to no input")
-    is_binary = asked.parameters.get("binary_data_output") is True
+    is_binary = parameters.get("binary_data_output") is True
     outputs = []
-    for wanted in asked.outputs:
-        check_tensor_parameters(wanted.name, wanted.parameters)
-        outputs.append(OutputWanted(wanted.name, wanted.parameters.get("binary_data", is_binary) is True))
+    for wanted in asked.outputs or ():
+        of_output = _given(wanted.parameters)
+        check_tensor_parameters(wanted.name, of_output)
+        outputs.append(OutputWanted(wanted.name, of_output.get("binary_data", is_binary) is True))
     return Inference(
         model,
         inputs,
         outputs,
         is_binary,
-        budget_of(asked.parameters),
-        priority_of(asked.parameters),
-        asked.id,
+        budget_of(parameters),
+        priority_of(parameters),
+        asked.id or "",
     )
 
 
@@ -185,7 +191,7 @@ def _reworded(decoder_message: str) -> str:
     """The decoder's words with the path first, then what is there and what should be."""
     what, _, at = decoder_message.partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
-    expected = re.match(r"Expected `(\w+)`, got `(\w+)`", what)
+    expected = re.match(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", what)
     if expected:
         right, found = (_KINDS.get(word, word) for word in expected.groups())
         return f"{path or 'the whole'} is {found}; it must be {right}"
@@ -193,6 +199,10 @@ def _reworded(decoder_message: str) -> str:
     if missing:
         return f"{path}.{missing[1]} is missing".lstrip(".")
     return f"{path}: {what}" if path else what
+
+
+def _given(parameters: Parameters | None) -> Parameters:
+    return {key: value for key, value in parameters.items() if value is not None} if parameters else {}
 
 
 def _values(one: _Input) -> Any:

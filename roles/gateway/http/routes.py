@@ -16,6 +16,7 @@ from fabric.errors import (
     error_text,
     nothing_ready,
 )
+from fabric.ids import ModelId
 from roles.gateway import descriptions
 from roles.gateway.failures import (
     Failure,
@@ -32,7 +33,7 @@ from roles.gateway.http.messages import Answer, Cancellable, Head, Reply, Reques
 from roles.gateway.http.protocol_v2 import failed, read_json, write_json
 from roles.gateway.inference import check_version
 from roles.gateway.repository import Repository, load, unload
-from roles.gateway.service import Service
+from roles.gateway.service import Service, not_served
 from roles.gateway.tokens import Tokens
 from roles.gateway.trace_context import traceparent_of
 from roles.runtime.process import log
@@ -47,7 +48,11 @@ _NOT_DONE: Final = ("systemsharedmemory", "cudasharedmemory", "trace", "logging"
 _INFERENCES: Final = ("infer", "predict")
 _STRANGERS: Final = (NoToken.code, Refused.code)
 """What an inference is refused with for who asks."""
-_HEALTH: Final = ("live", "ready")
+_HEALTHY: Final = {
+    "live": Reply(200, (write_json({"live": True}),)),
+    "ready": Reply(200, (write_json({"live": True, "ready": True}),)),
+}
+"""The protocol's text has `live` in both, KServe's server and client `ready` in the second."""
 _UNREADY: Final = Failure("NoReplica", "no frontend wants requests now", retryable=True, retry_after_ms=1e3)
 
 
@@ -195,8 +200,9 @@ class Routes:
             )
             inference.start()
             return inference
-        if route.name in _HEALTH:
-            answer(Reply(200) if route.name == "live" or self._service.is_ready else failed(_UNREADY))
+        if route.name in _HEALTHY:
+            is_healthy = route.name == "live" or self._service.is_ready
+            answer(_HEALTHY[route.name] if is_healthy else failed(_UNREADY))
             return None
         task = asyncio.ensure_future(self._documents[route.name](route, request))
         task.add_done_callback(lambda done: _tell(done, answer))
@@ -214,10 +220,12 @@ class Routes:
 
     async def _model_ready(self, route: Route, request: Request) -> Any:
         del request
-        info = await self._service.model_now(route.model)
+        info = (await self._service.served()).get(ModelId(route.model))
+        if info is None:
+            raise not_served(route.model)
         if not self._service.is_model_ready(info):
             return failure_of(NoReplica(nothing_ready(route.model), info.coming_in_ms))
-        return None
+        return {"name": route.model, "ready": True}
 
     async def _config(self, route: Route, request: Request) -> Any:
         del request
@@ -239,14 +247,14 @@ class Routes:
     async def _index(self, route: Route, request: Request) -> Any:
         del route
         asked = _asked(request)
-        served = list((await self._service.models()).values())
+        served = await self._service.served()
         return descriptions.index(served, self._repository.names, is_ready_only=asked.get("ready") is True)
 
     async def _load(self, route: Route, request: Request) -> Any:
-        parameters = _asked(request).get("parameters", {})
-        if not isinstance(parameters, dict):
+        parameters = _asked(request).get("parameters")
+        if not isinstance(parameters, dict | None):
             raise InvalidInput("parameters must be an object")
-        await load(self._service, self._repository, route.model, parameters)
+        await load(self._service, self._repository, route.model, parameters or {})
 
     async def _metrics(self, route: Route, request: Request) -> Any:
         del route

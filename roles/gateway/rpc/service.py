@@ -335,7 +335,7 @@ class RpcService:
 
     async def _model_ready(self, request: Any) -> Any:
         check_version(request.name, request.version)
-        info = (await self._service.models()).get(ModelId(request.name))
+        info = (await self._service.served()).get(ModelId(request.name))
         return {"ready": info is not None and self._service.is_model_ready(info)}
 
     async def _server(self, request: Any) -> Any:
@@ -358,7 +358,7 @@ class RpcService:
         return {"model_stats": [self._service.statistics.as_plain(name) for name in names]}
 
     async def _index(self, request: Any) -> Any:
-        served = list((await self._service.models()).values())
+        served = await self._service.served()
         return {"models": descriptions.index(served, self._repository.names, is_ready_only=request.ready)}
 
     async def _load(self, request: Any) -> Any:

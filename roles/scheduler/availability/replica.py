@@ -458,7 +458,8 @@ class SchedulerReplica:
 
     def _remember(self, peer: PeerId, hello: FrontendHello, *, is_its_own: bool) -> None:
         if is_its_own and (peer in self._frontends or len(self._frontends) < FRONTENDS_MAX):
-            self._frontends[peer] = hello
+            # Kept for a later epoch, in which nobody is linked yet.
+            self._frontends[peer] = replace(hello, is_linked=False)
             self._silent.pop(peer, None)
             self._unknown.pop(peer, None)
 

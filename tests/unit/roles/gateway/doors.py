@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import grpc
 import numpy as np
+from msgspec.structs import replace
 
 from fabric.client import Client, InferResult
 from fabric.clock import MonotonicClock
@@ -43,6 +44,11 @@ def model(
     """With one input `x`, which is its output; `shape` None: it does not say what it takes."""
     tensors = () if shape is None else (TensorInfo("x", dtype, shape),)
     return ModelInfo(ModelId(name), 30_000.0, tensors, tensors, replicas=replicas)
+
+
+def heads_of(name: str, *heads: str, replicas: int = 1) -> list[ModelInfo]:
+    """As a frontend lists a model with heads: by them alone."""
+    return [replace(model(head, replicas=replicas), head_of=ModelId(name)) for head in heads]
 
 
 class StandIn:
@@ -78,6 +84,8 @@ class StandIn:
         specs = [TensorSpec(key, dtype_name(one.dtype), one.shape) for key, one in inputs.items()]
         if name == "busy":
             future.set_exception(Overloaded("too much is asked"))
+        elif heads := [one.model_id for one in self.served.values() if one.head_of == name]:
+            future.set_exception(InvalidInput(f"model {name!r} is asked by its heads: {', '.join(heads)}"))
         elif info is None:
             future.set_exception(ModelNotFound("there is none"))
         elif (wrong := wrong_inputs(info, specs)) is not None:
@@ -117,6 +125,9 @@ class Doors:
         finally:
             writer.close()
         return int(head.split()[1]), json.loads(body) if body else None
+
+    async def http_get(self, path: str) -> tuple[int, Any]:
+        return await self.http_raw(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
     async def http_post(self, path: str, body: bytes, more: str = "") -> tuple[int, Any]:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{more}\r\n"

@@ -343,6 +343,28 @@ def test_as_many_may_ask_in_one_piece_how_it_is(what: str, tmp_path: Path) -> No
     at_doors(tmp_path, StandIn(model()), test)
 
 
+def test_health_is_told_in_json_as_well_as_by_the_status(tmp_path: Path) -> None:
+    """KServe's client reads the body of the server's, and the status of a model's; Triton's reads the status of both."""
+
+    async def test(doors: Doors) -> None:
+        live, ready = {"live": True}, {"live": True, "ready": True}
+        assert await doors.http_get("/v2/health/live") == (200, live)
+        assert await doors.http_get("/v2/health/ready") == (200, ready)
+        assert await doors.http_get("/v2/models/m/ready") == (200, {"name": "m", "ready": True})
+        for path, code in (("models/idle/ready", "NoReplica"), ("models/nix/ready", "ModelNotFound")):
+            status, told = await doors.http_get(f"/v2/{path}")
+            assert (status, told["code"]) == ({"NoReplica": 503, "ModelNotFound": 404}[code], code)
+        for body in (b'{"parameters": null}', b'{"parameters": {}}'):
+            told = (await doors.http_post("/v2/repository/models/m/load", body))[1]
+            assert "model_control" in told["error"]
+        doors.service.is_draining = True
+        status, told = await doors.http_get("/v2/health/ready")
+        assert (status, told["code"]) == (503, "NoReplica")
+        assert await doors.http_get("/v2/health/live") == (200, live)
+
+    at_doors(tmp_path, StandIn(model(), model("idle", replicas=0)), test)
+
+
 def test_of_more_the_last_answer_says_so_where_they_are_answered_at_once() -> None:
     stand = Stand()
     connection, wire = stand.connected()

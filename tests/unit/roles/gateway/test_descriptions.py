@@ -22,13 +22,14 @@ def test_a_model_is_described_without_a_batch_axis() -> None:
 
 def test_the_index_has_what_is_served_and_what_could_be() -> None:
     idle = replace(TWO, model_id=ModelId("idle"), replicas=0)
-    index = descriptions.index([TWO, idle], ["two", "gone"], is_ready_only=False)
+    served = {one.model_id: one for one in (TWO, idle)}
+    index = descriptions.index(served, ["two", "gone"], is_ready_only=False)
     assert {one["name"]: (one["state"], one["reason"]) for one in index} == {
         "two": ("READY", ""),
         "idle": ("UNAVAILABLE", "no slice that serves it is ready"),
         "gone": ("UNAVAILABLE", "unloaded"),
     }
-    assert [one["name"] for one in descriptions.index([TWO, idle], ["gone"], is_ready_only=True)] == ["two"]
+    assert [one["name"] for one in descriptions.index(served, ["gone"], is_ready_only=True)] == ["two"]
 
 
 def test_statistics_have_batches_and_stages() -> None:

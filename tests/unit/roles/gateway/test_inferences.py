@@ -17,8 +17,9 @@ import pytest
 from fabric.errors import NoReplica
 from fabric.ids import ModelId
 from roles.gateway.http.messages import Head, Reply, Request
+from roles.gateway.rpc.messages import SERVICE, message_class
 from roles.gateway.tokens import Tokens
-from tests.unit.roles.gateway.doors import Doors, StandIn, asked, at_doors, model
+from tests.unit.roles.gateway.doors import Doors, StandIn, asked, at_doors, heads_of, model
 
 DOORS = ("http", "grpc", "stream")
 BATCH = np.zeros((2, 3), np.float32)
@@ -87,6 +88,40 @@ def test_an_output_that_the_model_lately_got_may_be_asked_for(tmp_path: Path) ->
         assert doors.counted("m") == (3, 3)
 
     at_doors(tmp_path, StandIn(), test)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_model_with_heads_is_refused_in_the_frontends_own_words(door: str, tmp_path: Path) -> None:
+    """It is in no listing, and there all the same."""
+
+    async def test(doors: Doors) -> None:
+        assert await doors.infer(door)("base", ONE) == ("InvalidInput", ())
+        assert await doors.infer(door)("nix", ONE) == ("ModelNotFound", ())
+
+    at_doors(tmp_path, StandIn(*heads_of("base", "a", "b")), test)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_model_with_heads_is_as_ready_as_they_are_and_describes_none_of_them(
+    replicas: int, tmp_path: Path
+) -> None:
+    async def test(doors: Doors) -> None:
+        for name in ("base", "a"):
+            assert (await doors.http_get(f"/v2/models/{name}/ready"))[0] == (200 if replicas else 503)
+            ready = doors.channel.unary_unary(
+                f"/{SERVICE}/ModelReady",
+                message_class("ModelReadyRequest").SerializeToString,
+                message_class("ModelReadyResponse").FromString,
+            )
+            assert (await ready(message_class("ModelReadyRequest")(name=name))).ready == bool(replicas)
+        assert (await doors.http_get("/v2/models/nix/ready"))[0] == 404
+        status, told = await doors.http_get("/v2/models/base")
+        assert (status, told["error"]) == (404, "model 'base' is asked by its heads: a, b")
+        index = (await doors.http_post("/v2/repository/index", b""))[1]
+        state = "READY" if replicas else "UNAVAILABLE"
+        assert {one["name"]: one["state"] for one in index} == dict.fromkeys(("a", "b", "base"), state)
+
+    at_doors(tmp_path, StandIn(*heads_of("base", "a", "b", replicas=replicas)), test)
 
 
 @pytest.mark.parametrize("door", DOORS)

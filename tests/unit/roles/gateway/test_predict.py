@@ -61,11 +61,19 @@ def test_a_model_that_declares_nothing_gets_float32() -> None:
     assert rows.rows[0]["input"].dtype == np.float32
 
 
+def test_null_for_what_may_be_left_out_is_as_if_it_was() -> None:
+    nulls = {"instances": None, "id": None, "deadline_ms": None, "priority": None}
+    inference, rows = asked({"inputs": [1, 2], **nulls}, query="deadline_ms=30&priority=1")
+    assert (inference.request_id, inference.budget_ms, inference.priority) == ("", 30.0, 9)
+    assert not rows.is_stacked
+
+
 @pytest.mark.parametrize(
     "document",
     [
         [],
         {},
+        {"inputs": None},
         {"input": [1, 2]},
         {"inputs": [1, 2], "instances": [[1, 2]]},
         {"instances": []},

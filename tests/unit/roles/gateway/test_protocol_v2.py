@@ -198,6 +198,26 @@ def test_sequences_are_not_done() -> None:
         read_infer("m", body, None)
 
 
+def test_null_for_what_may_be_left_out_is_as_if_it_was() -> None:
+    """Clients that are made from a schema send all members."""
+    given = {"id": None, "parameters": None, "outputs": None}
+    values = one_input(parameters=None)
+    assert read_infer("m", json.dumps({**json.loads(values), **given}).encode(), None) == read_infer(
+        "m", values, None
+    )
+    wanted = {
+        "parameters": {"binary_data_output": True},
+        "outputs": [{"name": "y", "parameters": None}, {"name": "z", "parameters": {"binary_data": None}}],
+    }
+    inference = read_infer("m", json.dumps({**json.loads(values), **wanted}).encode(), None)
+    assert inference.outputs == [OutputWanted(name, is_binary=True) for name in "yz"]
+    raw = one_input(
+        data=None, parameters={"binary_data_size": 4, "shared_memory_region": None, "timeout": None}
+    )
+    (sent,) = read_infer("m", raw + b"\0\0\x80?", str(len(raw))).inputs
+    assert sent.data.tolist() == [1.0]  # type: ignore[union-attr]
+
+
 def test_an_unknown_output_is_named() -> None:
     inference = Inference("m", (), [OutputWanted("nix", is_binary=True)])
     with pytest.raises(InvalidInput, match=r"no output 'nix'; it has y"):
@@ -210,6 +230,10 @@ def test_an_unknown_output_is_named() -> None:
         (b"[]", "the whole is a list; it must be an object"),
         (b"{}", "inputs is missing"),
         (b'{"inputs": [{"name": "x"}]}', "inputs[0].datatype is missing"),
+        (b'{"inputs": null}', "inputs is null; it must be a list"),
+        (b'{"inputs": [], "id": 7}', "id is a whole number; it must be a text"),
+        (b'{"inputs": [], "outputs": {}}', "outputs is an object; it must be a list"),
+        (one_input(parameters="x"), "inputs[0].parameters is a text; it must be an object"),
         (one_input(shape="x"), "inputs[0].shape is a text; it must be a list"),
         (one_input(shape=[1.5]), "inputs[0].shape[0] is a number; it must be a whole number"),
     ],

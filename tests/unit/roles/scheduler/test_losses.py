@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.ids import BatchId, FrontendId, Incarnation, ModelId, PeerId
 from fabric.messages import (
@@ -146,6 +147,24 @@ def test_requests_of_a_frontend_that_is_not_known_wait_nowhere(batching: str) ->
     sends += [send for _, send in run_until(core, 100.0)]
     (batch,) = of_type(sends, RunBatch)
     assert batch.parts == (Part(FrontendId("frontend-0"), (SeqRun(0, 8),)),)
+
+
+def test_a_frontend_that_takes_itself_for_listed_hears_first_that_it_is_not() -> None:
+    core = core_with("tenuto")
+    hello = FrontendHello(FrontendId("frontend-0"), FIRST, (), is_linked=True)
+
+    def listed(sends: Sequence[Send]) -> list[bool]:
+        told = [send.message for send in sends if send.peer == FRONTEND]
+        assert all(isinstance(one, Directory) for one in told)
+        return [any(f.frontend_id == "frontend-0" for f in one.frontends) for one in told]  # type: ignore[union-attr]
+
+    assert listed(hear(core, FRONTEND, hello, 3.0)) == [True], "it is right"
+    core.handle(Lost(FRONTEND, "silent"), 4.0)
+    assert listed(hear(core, FRONTEND, hello, 5.0)) == [False, True]
+    core.handle(Lost(FRONTEND, "silent"), 6.0)
+    assert listed(hear(core, FRONTEND, replace(hello, is_linked=False), 7.0)) == [True], (
+        "it begins anew by itself"
+    )
 
 
 def test_what_a_stopped_batch_had_is_granted_again() -> None:

@@ -174,6 +174,15 @@ def test_frontends_are_told_last() -> None:
     assert [type(message) for message in core.heard] == [NodeHello, SliceReady, FrontendHello]
 
 
+def test_nobody_is_linked_in_an_epoch_that_begins_whatever_they_said_in_the_one_before() -> None:
+    stage = Stage()
+    stage.hear(FRONTEND, replace(HELLO, is_linked=True))
+    stage.take_over()
+    stage.node_hello(READY.slice_id)
+    stage.slice_ready()
+    assert stage.cores[0].heard[-1] == HELLO
+
+
 def test_they_do_not_wait_for_ever() -> None:
     stage = Stage()
     stage.hear(FRONTEND, HELLO)
