@@ -168,6 +168,11 @@ class Comparison:
         return min(one.batch_size_max for one in (self.eager, self.graphs) if one is not None)
 
     @property
+    def limited_by(self) -> str:
+        """Why there are no larger ones."""
+        return self.eager.limited_by or (self.graphs.limited_by if self.graphs is not None else "")
+
+    @property
     def has_graphs(self) -> bool:
         """Whether the worker captured anything."""
         return self.graphs is not None and bool(self.graphs.buckets.sizes)
@@ -254,7 +259,7 @@ def main() -> None:
     figures.remarks.append(compared.how)
     for batch_size in batch_sizes:
         if batch_size > compared.batch_size_max:
-            figures.remarks.append(f"batches of {batch_size} are left out: {compared.eager.limited_by}")
+            figures.remarks.append(f"batches of {batch_size} are left out: {compared.limited_by}")
             continue
         rates = compared.rates(batch_size, Limits(asked.turns, 1e3 * asked.seconds), asked.rounds)
         add_row(figures, table, asked.arch, batch_size, rates)

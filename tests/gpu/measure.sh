@@ -4,7 +4,7 @@
 #   tests/gpu/measure.sh [--dry-run] OUT [GROUP or STEP...]
 #
 #   groups   first second third rest, each in the order of its worth; without any, all of them
-#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change demo
+#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change load demo
 #
 # Each step logs to OUT/STEP.log, ends after its limit at the latest, and the rest goes on after one that failed; the exit code says
 # whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. OUT/packed has all results in
@@ -59,7 +59,7 @@ steps_of() {
     first) steps_of tests && steps_of "profile:$one" && printf 'worker:%s\n' "${worker_models[@]:0:4}" && steps_of served && steps_of copies ;;
     second)
       if [ ${#worker_models[@]} -gt 4 ]; then printf 'worker:%s\n' "${worker_models[@]:4}"; fi
-      printf '%s\n' change "worker:$one@float16" ;;
+      printf '%s\n' change load "worker:$one@float16" ;;
     third) steps_of "colocation:$one,$other" && steps_of "colocation:$one,$other,$third" ;;
     rest) printf 'profile:%s\n' "${models[@]}" && printf '%s\n' kernels demo && steps_of worker@float16 ;;
     worker) printf 'worker:%s\n' "${worker_models[@]}" ;;
@@ -114,11 +114,9 @@ step() {
       "${run[@]}" benchmarks.colocation "${profiles[@]}" --device "$device" "${colocation_options[@]}" \
         --json "$out/${1//\//-}.json" ;;
     change)
-      local failed=0
-      "${run[@]}" benchmarks.change_under_load --device "$device" --model "$one" "${change_options[@]}" --json "$out/change.json" || failed=1
-      "${run[@]}" benchmarks.load_beside --device "$device" --serves "$one" --loads "$one" "${load_options[@]}" \
-        --json "$out/load.json" || failed=1
-      return $failed ;;
+      "${run[@]}" benchmarks.change_under_load --device "$device" --model "$one" "${change_options[@]}" --json "$out/change.json" ;;
+    load)
+      "${run[@]}" benchmarks.load_beside --device "$device" --serves "$one" --loads "$one" "${load_options[@]}" --json "$out/load.json" ;;
     demo)
       time "${run[@]}" roles.cli demo ;;
     *)

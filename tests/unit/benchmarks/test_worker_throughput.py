@@ -71,9 +71,8 @@ def test_graphs_are_held_to_a_line_where_a_small_model_has_small_batches(
 ) -> None:
     figures = Figures("")
     add_row(figures, figures.table(""), arch, batch_size, MEASURED)
-    assert [(line.what.partition(",")[0], line.measured) for line in figures.lines] == [
-        (what, pytest.approx(measured)) for what, measured in lines
-    ]
+    assert [line.what.partition(",")[0] for line in figures.lines] == [what for what, _ in lines]
+    assert [line.measured for line in figures.lines] == pytest.approx([measured for _, measured in lines])
     assert figures.tables[0].rows == [(batch_size, 100.0, 96.0, 0.96, 200.0, 144.0, 0.72, 1.5)]
 
 
