@@ -147,6 +147,7 @@ mkdir -p "$out/profiles"
 code=0 total_s=0 header=
 for name in "${steps[@]}"; do
   read -r usual_s limit_s < <(times_of "$name")
+  if [ "$device" != cuda ]; then limit_s=$((3 * limit_s)); fi # a rehearsal may share few cores with others
   # The last seconds are for packing.
   left_s=$((until_s - SECONDS - 20))
   if [ -e "$(done_of "$name")" ]; then

@@ -36,7 +36,7 @@ def words(output: str, place: int = 1) -> list[tuple[str, str]]:
 def test_it_says_what_it_would_run_and_runs_nothing(tmp_path: Path) -> None:
     told = measured(tmp_path, "--dry-run", str(tmp_path / "out"))
     assert told.returncode == 0
-    assert "to run  worker:resnet18: about 1 min, at most 2" in told.stdout
+    assert "to run  worker:resnet18: about 1 min, at most 6" in told.stdout
     assert "left    kernels: it needs CUDA" in told.stdout
     assert not list((tmp_path / "out").glob("*.log"))
 
