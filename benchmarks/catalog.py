@@ -50,7 +50,7 @@ QUICK: tuple[Quick, ...] = (
     _script("interference"),
     _script("igniter_planning", "--repeats", "1"),
     _script(
-        "worker_throughput", "--device", "cpu", "--arch", "resnet18", "--batches", "1,8", "--turns", "10"
+        "worker_throughput", "--device", "cpu", "--arch", "resnet18", "--batches", "1,8", "--seconds", "1"
     ),
 )
 
@@ -129,12 +129,12 @@ LONG: tuple[Long, ...] = (
         "ten classifiers together in each way of `merge`, against one after the other: [docs/guides/worker.md](../guides/worker.md#models-on-one-backbone)",
     ),
     Long(
-        "python -m benchmarks.worker_throughput --device cuda --arch resnet50 --batches 1,8,32",
+        "python -m benchmarks.worker_throughput --device cuda --arch resnet50",
         "on a CUDA device: [docs/guides/worker.md](../guides/worker.md)",
     ),
     Long(
         "tests/gpu/measure.sh RESULTS",
-        "all that needs a CUDA device, `served_throughput.py` and `colocation.py` among it:"
+        "all that needs a CUDA device, `served_throughput.py`, `device_copies.py`, `colocation.py` and `change_under_load.py --device cuda` among it:"
         " [tests/gpu](../../tests/gpu/README.md)",
     ),
     Long(

@@ -1,14 +1,16 @@
 """What a change of models costs those that are served meanwhile: their p99 before, during and after it.
 
-    python -m benchmarks.change_under_load [--rate 300] [--batching eager] [--repeat 5] [--quiet 5] [--json FILE]
+    python -m benchmarks.change_under_load [--device cuda --model resnet50] [--rate 300] [--batching eager] [--repeat 5] [--quiet 5] [--json FILE]
 
 A cluster of this host (supervisor, scheduler, frontend, node agent, a worker for 2 emulated GPUs) serves three models
 in equal parts; one more process sends, open loop, Poisson, latency from the intended moment. `--repeat` times a fourth
 model is added and then removed with the `tenuto models` command. Under `symphony` each of these changes replaces every slice,
-so it costs three starts of a process: the command, the planner, a worker. Everything shares the host's cores.
+so it costs three starts of a process: the command, the planner, a worker. Everything shares the host's cores. With `--device`
+it is one real device: `--model` under three names is served, and what comes and goes is the same model under a fourth name, loaded,
+warmed up and captured on the device beside the others, as it would be for anybody.
 
 The rival is the same cluster at rest: p99 of 1-s windows in the `--quiet` seconds before each change, beside that of
-the windows from the command's start to a second after its end, and of the second to third after that. The ratio is of the
+the windows from the command's start to a second after its end, for adding and for removing, and of the second to third after that. The ratio is of the
 medians of these windows; refused requests are counted, and there should be none. `--asked` changes by message
 instead of command, as from another machine.
 """
@@ -24,10 +26,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.device import described, example_inputs, loader_named
 from benchmarks.figures import Figures, Line, add_json_option, tell
 from benchmarks.steady_load import CLOCK, Fate, Load, sending
 from fabric.ids import ModelId
@@ -37,11 +40,11 @@ from roles.runtime.operator_request import ask_change, new_request_no
 
 WINDOW_MS = 1_000.0
 LAST_S = 3.0  # watched after a change
-PROFILE = (
-    "profile: {alpha_ms: 0.5, beta_ms: 2, max_batch: 32}"  # under half busy, so a wait is a delay of ours
-)
-ADDED = f"{{name: added, slo_ms: 1000, rate_rps: 1, {PROFILE}}}"
+DURING = {"add": "while a model is added", "remove": "while it is removed"}
+EMULATED = {"alpha_ms": 0.5, "beta_ms": 2}  # under half busy, so a wait is a delay of ours
+BATCH_MAX = 32
 MODELS = ("one", "two", "three")
+EMULATOR = "emulated"
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,52 +59,66 @@ class Change:
 # ---------------------------------------------------------------- changes
 
 
-def change(cluster: TemporaryCluster, kind: str, *, is_asked: bool) -> Change:
+def change(cluster: TemporaryCluster, kind: str, options: argparse.Namespace) -> Change:
     """Add or remove the fourth model; returns when its moves are over."""
+    added = section("added", 1.0, options)
     from_ms = CLOCK.now_ms()
-    if is_asked:
+    if options.asked:
         number = new_request_no()
         asked = (
-            ModelsAdd(number, json.dumps([_section()]))
+            ModelsAdd(number, json.dumps([added]))
             if kind == "add"
             else ModelsRemove(number, (ModelId("added"),))
         )
         answer = ask_change(cluster.endpoints["control"], asked)
         assert answer.status == "ok", answer
     else:
-        what = ADDED if kind == "add" else "added"
+        what = json.dumps(added) if kind == "add" else "added"
         command = [sys.executable, "-m", "roles.cli", "models", kind, what, "--run-dir", str(cluster.run_dir)]
         subprocess.run(command, check=True, capture_output=True)
     return Change(kind, from_ms, CLOCK.now_ms())
 
 
-def _section() -> dict[str, Any]:
-    profile = {"alpha_ms": 0.5, "beta_ms": 2, "max_batch": 32}
-    return {"name": "added", "slo_ms": 1000, "rate_rps": 1, "profile": profile}
+def section(name: str, rate_rps: float, options: argparse.Namespace) -> dict[str, Any]:
+    """A model as a cluster file has it."""
+    model = {"name": name, "slo_ms": options.slo_ms, "rate_rps": rate_rps}
+    if options.device == EMULATOR:
+        return model | {"profile": EMULATED | {"max_batch": BATCH_MAX}}
+    spec = loader_named(options.model)
+    # A worker measures what its model takes; these times are of nothing but the plan.
+    return model | {
+        "profile": {"alpha_ms": 1, "beta_ms": 1, "max_batch": options.batch_max},
+        "loader": {"zoo": spec.zoo, "arch": spec.arch},
+    }
 
 
 def play_changes(options: argparse.Namespace) -> tuple[list[Fate], list[Change]]:
     """One cluster, one load, `--repeat` pairs of changes."""
-    sections = "".join(
-        f" - {{name: {name}, slo_ms: {options.slo_ms:g}, rate_rps: {options.rate / len(MODELS):g}, {PROFILE}}}\n"
-        for name in MODELS
+    is_emulated = options.device == EMULATOR
+    node = (
+        {"host": "here", "gpus": 2} if is_emulated else {"host": "here", "gpus": 1, "device": options.device}
     )
+    document = {
+        "models": [section(name, options.rate / len(MODELS), options) for name in MODELS],
+        "cluster": {"nodes": [node]},
+        "batching": options.batching,
+        "placement": "symphony",
+    }
+    load = Load(options.rate, MODELS)
+    if not is_emulated:
+        load = replace(load, inputs=example_inputs(loader_named(options.model)))
     fates: list[Fate] = []
     changes = []
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "cluster.yaml"
-        file.write_text(
-            f"models:\n{sections}cluster: {{nodes: [{{host: here, gpus: 2}}]}}\n"
-            f"batching: {options.batching}\nplacement: symphony\n",
-            encoding="utf-8",
-        )
+        file = Path(directory) / "cluster.json"
+        file.write_text(json.dumps(document), encoding="utf-8")
         with (
             temporary_cluster(file) as cluster,
-            sending(cluster.endpoints["client"], Load(options.rate, MODELS), fates),
+            sending(cluster.endpoints["client"], load, fates),
         ):
             for kind in ("add", "remove") * options.repeat:
                 _wait(options.quiet)
-                changes.append(change(cluster, kind, is_asked=options.asked))
+                changes.append(change(cluster, kind, options))
                 _wait(LAST_S)
     return fates, changes
 
@@ -130,10 +147,19 @@ def found_in(fates: Sequence[Fate], changes: Sequence[Change], options: argparse
     spans = {
         # The first of the quiet seconds still has the end of the change before in it.
         "before": [(one.from_ms - 1e3 * (options.quiet - 1), one.from_ms) for one in changes],
-        "during": [(one.from_ms, one.until_ms + WINDOW_MS) for one in changes],
+        **{
+            phase: [(one.from_ms, one.until_ms + WINDOW_MS) for one in changes if one.kind == kind]
+            for kind, phase in DURING.items()
+        },
         "after": [(one.until_ms + WINDOW_MS, one.until_ms + 1e3 * LAST_S) for one in changes],
     }
-    figures = Figures(f"change under load: {options.rate:g} r/s, {options.batching}")
+    is_emulated = options.device == EMULATOR
+    title = f"change under load: {options.rate:g} r/s, {options.batching}"
+    figures = (
+        Figures(title)
+        if is_emulated
+        else Figures(f"{title}, {options.model}", device=described(options.device))
+    )
     table = figures.table(
         "latency of models that are not changed, by 1-s windows, in ms",
         *("phase", "windows", "median p99", "worst p99", "p50", "p99 of the sender's lateness"),
@@ -148,11 +174,19 @@ def found_in(fates: Sequence[Fate], changes: Sequence[Change], options: argparse
         table.rows.append((phase, len(seen), p99_ms[phase], max(of_windows), p50_ms, late_ms))
     refused = Counter(fate.code for fate in fates if fate.code != "ok")
     figures.lines = [
-        Line("p99 during a change, of that before", p99_ms["during"] / p99_ms["before"], at_most=1.2),
+        *(
+            Line(f"p99 {phase}, of that before", p99_ms[phase] / p99_ms["before"], at_most=1.2)
+            for phase in DURING.values()
+        ),
         Line(f"refused of {len(fates)} requests", refused.total(), at_most=0),
     ]
-    took_ms = statistics.median(one.until_ms - one.from_ms for one in changes)
-    figures.remarks.append(f"a change took {took_ms:.0f} ms; refused: {dict(refused) or 'none'}")
+    took_ms = {
+        kind: statistics.median(one.until_ms - one.from_ms for one in changes if one.kind == kind)
+        for kind in DURING
+    }
+    figures.remarks.append(
+        f"adding took {took_ms['add']:.0f} ms, removing {took_ms['remove']:.0f} ms; refused: {dict(refused) or 'none'}"
+    )
     return figures
 
 
@@ -161,6 +195,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--device", default=EMULATOR, help="emulated (2 GPUs), or one cpu, cuda or cuda:1")
+    parser.add_argument("--model", default="resnet50", help="on a real device: ARCH or ZOO/ARCH")
+    parser.add_argument("--batch-max", type=int, default=BATCH_MAX, help="on a real device")
     parser.add_argument("--rate", type=float, default=300.0, help="r/s in all")
     parser.add_argument("--slo-ms", type=float, default=1000.0)
     parser.add_argument("--batching", default="eager")

@@ -52,7 +52,8 @@ class Line:
 class Figures:
     """All of one run; `load_average` is that of its start, `remarks` whatever is no number.
 
-    `is_awake`: the cores were kept from going idle (`benchmarks/awake.py`).
+    `is_awake`: the cores were kept from going idle (`benchmarks/awake.py`). `device`: what `benchmarks/device.py` says of a
+    real device; empty: none was used.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Figures:
     remarks: list[str] = field(default_factory=list)
     load_average: float = field(default_factory=lambda: os.getloadavg()[0])
     is_awake: bool = field(default_factory=lambda: AWAKE_VARIABLE in os.environ)
+    device: str = ""
 
     def table(self, caption: str, *columns: str) -> Table:
         """A new table, to be filled."""
@@ -86,7 +88,8 @@ class Figures:
     def conditions(self) -> str:
         """Under what it was measured."""
         kept = ", cores kept from going idle" if self.is_awake else ""
-        return f"load average {self.load_average:.2f}{kept}"
+        device = f"; {self.device}" if self.device else ""
+        return f"load average {self.load_average:.2f}{kept}{device}"
 
     def as_json(self) -> dict[str, Any]:
         """What `read` takes."""
@@ -107,6 +110,7 @@ def read(document: dict[str, Any]) -> Figures:
         document["remarks"],
         document["load_average"],
         is_awake=document.get("is_awake", False),
+        device=document.get("device", ""),
     )
 
 

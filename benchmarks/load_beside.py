@@ -4,7 +4,8 @@
 
 One device's thread, one model that is asked for a request again and again with a pause of its own run time between; the
 time from asking to having the answer is told before, while another model is loaded and warmed up, after, and while it is
-unloaded. Beside it how long the same load takes where nothing else runs.
+unloaded. Beside it how long the same load takes where nothing else runs. What clients of a whole cluster see of it:
+`change_under_load.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import time
 
 import numpy as np
 
-from benchmarks.figures import Figures, Table, add_json_option, tell
+from benchmarks.device import described
+from benchmarks.figures import Figures, Line, Table, add_json_option, tell
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
@@ -28,6 +30,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     ModelLoaded,
+    Warming,
 )
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
@@ -103,14 +106,15 @@ class Served:
             if not self._executor.has_more:
                 assert select.select([self._executor], [], [], WAIT_S)[0], "nothing came of it"
             for event in self._executor.take(1, 0.0):
-                if not isinstance(event, LoadBegins):
+                if not isinstance(event, LoadBegins | Warming):
                     return event
 
 
-def add_row(table: Table, when: str, took_ms: list[float]) -> None:
-    """What requests took then."""
-    p50, p99 = np.percentile(took_ms, [50, 99])
+def add_row(table: Table, when: str, took_ms: list[float]) -> float:
+    """What requests took then; answers their p99 in ms."""
+    p50, p99 = (float(value) for value in np.percentile(took_ms, [50, 99]))
     table.rows.append((when, len(took_ms), p50, p99, max(took_ms)))
+    return p99
 
 
 def main() -> None:
@@ -129,17 +133,22 @@ def main() -> None:
         loader = LoaderSpec(zoo="torchvision", arch=arch)
         return ModelSpec(model_id, asked.slo_ms, asked.batch_max, loader)
 
-    figures = Figures("a model loaded beside another")
+    figures = Figures("a model loaded beside another", device=described(asked.device))
     served = Served(asked.device, model(SERVED, asked.serves))
     table = figures.table(
         f"{asked.serves} on {asked.device}, one request at a time, while {asked.loads} comes and goes: ms",
         *("when", "requests", "p50", "p99", "max"),
     )
-    add_row(table, "before", served.for_seconds(asked.seconds))
+    before_ms = add_row(table, "before", served.for_seconds(asked.seconds))
     took_ms, load_ms, replica = served.while_loading(model(OTHER, asked.loads))
-    add_row(table, "while it loads", took_ms)
+    of_phase_ms = {"while it loads": add_row(table, "while it loads", took_ms)}
     add_row(table, "after", served.for_seconds(asked.seconds))
-    add_row(table, "while it is unloaded", served.while_unloading(OTHER, asked.seconds))
+    when = "while it is unloaded"
+    of_phase_ms[when] = add_row(table, when, served.while_unloading(OTHER, asked.seconds))
+    figures.lines = [
+        Line(f"a neighbour's p99 {when}, of that before", p99_ms / before_ms, at_most=1.2)
+        for when, p99_ms in of_phase_ms.items()
+    ]
     served.close()
     alone = Served(asked.device, model(OTHER, asked.loads))
     rows = figures.table("what was loaded", *("", "s", "l(1)", f"l({replica.batch_size_max})"))

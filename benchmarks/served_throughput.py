@@ -4,7 +4,7 @@
 
 A cluster of this host (supervisor, scheduler, frontend, node agent, one worker) and `--processes` clients that keep
 `--in-flight` batches under way among them. Batching is `fixed` with that batch size, so both run the same thing. The bare loop is
-that of `worker_throughput.py`. Design section 12 asks for 0.95 of it; where inputs are large and the GPU quick, copying
+the eager one of `worker_throughput.py`, with pinned memory. Design section 12 asks for 0.95 of it; where inputs are large and the GPU quick, copying
 them between processes is what is left, which `payload.py` measures alone.
 """
 
@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.device import described
 from benchmarks.figures import Figures, Line, add_json_option, tell
-from benchmarks.worker_throughput import bare_rps
+from benchmarks.worker_throughput import BareLoop, Limits, rps
 from fabric.client import Client
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
@@ -120,19 +121,24 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batches", default="8,32")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--turns", type=int, default=100, help="of the bare loop")
+    parser.add_argument("--turns", type=int, default=100, help="of the bare loop, at most")
     parser.add_argument("--in-flight", type=int, default=4, help="batches")
     parser.add_argument("--processes", type=int, default=2, help="that send")
     add_json_option(parser)
     options = parser.parse_args()
     spec = LoaderSpec(zoo=options.zoo, arch=options.arch, dtype=options.dtype)
-    figures = Figures(f"{options.arch} {options.dtype} on {options.device}, through all of Tenuto")
+    figures = Figures(
+        f"{options.arch} {options.dtype} on {options.device}, through all of Tenuto",
+        device=described(options.device),
+    )
     table = figures.table("requests/s", "batch", "bare loop", "served", "of bare", "mean batch served")
     device = device_named(options.device, torch.get_num_threads() if options.device != "cpu" else 1)
-    example = load_model(spec, device).example
-    inputs = {key: value.cpu().numpy() for key, value in example.items()}
+    loaded = load_model(spec, device)
+    inputs = {key: value.cpu().numpy() for key, value in loaded.example.items()}
     for batch_size in (int(word) for word in options.batches.split(",")):
-        bare = bare_rps(spec, device, batch_size, options.turns)
+        bare = rps(
+            BareLoop(loaded, device, batch_size), batch_size, Limits(options.turns, 1e3 * options.seconds)
+        )
         served, mean = served_rps(spec, inputs, batch_size, options)
         table.rows.append((batch_size, bare, served, served / bare, mean))
         what = f"served, of a bare loop's throughput, batches of {batch_size}"

@@ -6,9 +6,9 @@ import gc
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -29,13 +29,14 @@ context = multiprocessing.get_context("spawn")
 class Load:
     """What is sent: each request to a model drawn from `models`, Poisson, or at even distances.
 
-    `budget_ms` None: the model's SLO.
+    `budget_ms` None: the model's SLO. `inputs`: of each request, for emulated devices anything.
     """
 
     rate_rps: float
     models: Sequence[str]
     budget_ms: float | None = None
     is_even: bool = False
+    inputs: Mapping[str, np.ndarray] = field(default_factory=lambda: {"input": np.zeros(4, np.float32)})
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,7 +81,6 @@ def _send(addresses: Sequence[str], load: Load, out: Connection) -> None:
 async def _play(addresses: Sequence[str], load: Load, out: Connection) -> list[Fate]:
     fates: list[Fate] = []
     began_at_ms = CLOCK.now_ms() + BEGINS_AFTER_MS
-    inputs = {"input": np.zeros(4, np.float32)}
 
     def plan() -> Iterator[PlannedRequest]:
         draw = random.Random(1)
@@ -88,7 +88,7 @@ async def _play(addresses: Sequence[str], load: Load, out: Connection) -> list[F
         at_ms = 0.0
         while not out.poll():
             at_ms += 1 / per_ms if load.is_even else draw.expovariate(per_ms)
-            yield PlannedRequest(at_ms, draw.choice(load.models), inputs, load.budget_ms)
+            yield PlannedRequest(at_ms, draw.choice(load.models), load.inputs, load.budget_ms)
 
     def note(played: PlayedRequest) -> None:
         error = played.error

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Everything that only a machine with an NVIDIA GPU can show, step by step: see README.md beside this file.
 #
-#   tests/gpu/measure.sh [--dry-run] OUT [STEP...]      steps: tests profile:MODEL[@DTYPE] kernels worker served colocation demo
+#   tests/gpu/measure.sh [--dry-run] OUT [GROUP or STEP...]
+#
+#   groups   first second third rest, each in the order of its worth; without any, all of them
+#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change load demo
 #
 # Each step logs to OUT/STEP.log, ends after its limit at the latest, and the rest goes on after one that failed; the exit code says
-# whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. All results are in
-# OUT/results.tar.gz at the end. --dry-run says what would run, and for how long, and runs nothing.
+# whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. OUT/packed has all results in
+# at most eight files, from the first step on. --dry-run says what would run, and for how long, and runs nothing.
+# MINUTES bounds all of it: a step that would hardly fit is left out, and one that has begun is ended.
 # PYTHON (python3) has the extras worker, estimate and test; GPU_TYPE is the GPU's word in workload files (from its name).
-# DEVICE=cpu rehearses all of it without a GPU, with the small MODELS; what needs CUDA (kernels, shares) is left out then.
+# DEVICE=cpu rehearses all of it without a GPU, with the small MODELS; what needs CUDA (kernels, graphs, shares) is left out then.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 is_dry=
@@ -21,62 +25,98 @@ python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
 if [ "$device" = cuda ]; then
   gpu_type=${GPU_TYPE:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | awk '{print tolower($NF)}')}
-  read -ra models <<< "${MODELS:-resnet50 mobilenet_v2 efficientnet_b7 vit_b_16 transformers/bert transformers/gpt2 transformers/t5}"
-  batches=1,8,32,128 served_batches=8,32
+  read -ra models <<< "${MODELS:-resnet50 transformers/bert mobilenet_v2 efficientnet_b7 vit_b_16 transformers/gpt2 transformers/t5}"
+  read -ra worker_models <<< "${MODELS:-resnet50 mobilenet_v2 resnet18 squeezenet1_1 efficientnet_b7 vit_b_16 transformers/bert}"
   profile_options=(--max-batch 128 --shares "10,20,50" --igniter)
+  worker_options=(--batches "1,2,4,8,32,128")
+  served_options=(--batches "8,32")
+  copies_options=(--models "${models[0]},${models[1]}" --batch 32)
+  colocation_options=(--batches "1,8,32")
+  change_options=(--rate 150 --repeat 3 --quiet 4)
+  load_options=(--seconds 3)
 else
   gpu_type=${GPU_TYPE:-$device}
   read -ra models <<< "${MODELS:-resnet18 squeezenet1_1}"
-  batches=1,2 served_batches=2
+  worker_models=("${models[@]}")
   profile_options=(--max-batch 2 --seconds 0.2)
+  worker_options=(--batches "1,2" --rounds 1)
+  served_options=(--batches 2 --seconds 2)
+  copies_options=(--models "${models[0]}" --batch 2 --seconds 0.2)
+  colocation_options=(--batches 1 --seconds 0.3)
+  change_options=(--batch-max 2 --rate 4 --slo-ms 4000 --repeat 1 --quiet 2)
+  load_options=(--batch-max 2 --slo-ms 4000 --seconds 1)
 fi
-steps=("$@")
-if [ ${#steps[@]} -eq 0 ]; then
-  steps=(tests "${models[@]/#/profile:}" kernels worker served colocation demo)
-fi
+one=${models[0]} other=${models[1]:-${models[0]}} third=${models[2]:-${models[0]}}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 profile_of() { echo "$out/profiles/${1##*/}-$gpu_type.json"; }
 log_of() { echo "$out/${1//\//-}.log"; }
 done_of() { echo "$out/${1//\//-}.done"; }
 
-# Seconds: after so long a step is ended.
-limit_of() {
+# The steps of a group, and what a step needs before it. No name has a space in it.
+steps_of() {
   case $1 in
-    tests | worker) echo 600 ;;
-    kernels) echo 900 ;;
-    profile:* | colocation) echo 300 ;;
-    *) echo 120 ;;
+    first) steps_of tests && steps_of "profile:$one" && printf 'worker:%s\n' "${worker_models[@]:0:4}" && steps_of served && steps_of copies ;;
+    second)
+      if [ ${#worker_models[@]} -gt 4 ]; then printf 'worker:%s\n' "${worker_models[@]:4}"; fi
+      printf '%s\n' change load "worker:$one@float16" ;;
+    third) steps_of "colocation:$one,$other" && steps_of "colocation:$one,$other,$third" ;;
+    rest) printf 'profile:%s\n' "${models[@]}" && printf '%s\n' kernels demo && steps_of worker@float16 ;;
+    worker) printf 'worker:%s\n' "${worker_models[@]}" ;;
+    worker@*) printf "worker:%s@${1#*@}\n" "${worker_models[@]}" ;;
+    colocation:*)
+      echo "${1#*:}" | tr , '\n' | sed 's/^/profile:/'
+      echo "$1" ;;
+    *) echo "$1" ;;
   esac
 }
 
+# Seconds that a step usually takes, and after which it is ended: estimates, until a machine has shown better ones.
+times_of() {
+  case $1 in
+    tests) echo 180 300 ;;
+    profile:*) echo 120 240 ;;
+    kernels) echo 600 900 ;;
+    worker:*) echo 30 120 ;;
+    colocation:*) echo 150 300 ;;
+    change) echo 120 300 ;;
+    *) echo 60 180 ;;
+  esac
+}
+
+about() { echo "about $((($1 + 30) / 60 > 0 ? ($1 + 30) / 60 : 1)) min"; }
+
+# step NAME SECONDS: run it, for as long as that.
 step() {
-  local run=(timeout --kill-after=10 "$(limit_of "$1")" "$python" -m)
+  local run=(timeout --kill-after=10 "$2" "$python" -m) model=${1#*:} dtype=()
+  case $model in *@*) dtype=(--dtype "${model#*@}") ;; esac
+  local bare=${model%@*} zoo=torchvision
+  case $bare in transformers/*) zoo=transformers ;; esac
   case $1 in
     tests)
       "${run[@]}" pytest -p no:cacheprovider tests/gpu ;;
     profile:*)
-      local model=${1#profile:} dtype=()
-      case $model in *@*) dtype=(--dtype "${model#*@}") ;; esac
-      "${run[@]}" roles.cli profile "${model%@*}" "${dtype[@]}" --device "$device" --gpu-type "$gpu_type" "${profile_options[@]}" \
+      "${run[@]}" roles.cli profile "$bare" "${dtype[@]}" --device "$device" --gpu-type "$gpu_type" "${profile_options[@]}" \
         --out "$(profile_of "$model")" ;;
     kernels)
       "${run[@]}" roles.cli profile --device "$device" --kernels --gpu-type "$gpu_type" --out "$out/profiles/$gpu_type-kernels.csv.gz" ;;
-    worker)
-      local failed=0
-      for model in "${models[@]}"; do
-        local zoo=torchvision
-        case $model in transformers/*) zoo=transformers ;; esac
-        "${run[@]}" benchmarks.worker_throughput --device "$device" --zoo $zoo --arch "${model##*/}" \
-          --batches "$batches" --json "$out/worker-${model##*/}.json" || failed=1
-      done
-      return $failed ;;
+    worker:*)
+      "${run[@]}" benchmarks.worker_throughput --device "$device" --zoo $zoo --arch "${bare##*/}" "${dtype[@]}" "${worker_options[@]}" \
+        --json "$out/worker-${model##*/}.json" ;;
     served)
-      "${run[@]}" benchmarks.served_throughput --device "$device" --arch "${models[0]}" --batches "$served_batches" \
-        --json "$out/served.json" ;;
-    colocation)
-      "${run[@]}" benchmarks.colocation "$(profile_of resnet50)" "$(profile_of transformers/bert)" \
-        --json "$out/colocation.json" ;;
+      "${run[@]}" benchmarks.served_throughput --device "$device" --arch "$one" "${served_options[@]}" --json "$out/served.json" ;;
+    copies)
+      "${run[@]}" benchmarks.device_copies --device "$device" "${copies_options[@]}" --timelines "$out" --json "$out/copies.json" ;;
+    colocation:*)
+      local names profiles=() name
+      IFS=, read -ra names <<< "$model"
+      for name in "${names[@]}"; do profiles+=("$(profile_of "$name")"); done
+      "${run[@]}" benchmarks.colocation "${profiles[@]}" --device "$device" "${colocation_options[@]}" \
+        --json "$out/${1//\//-}.json" ;;
+    change)
+      "${run[@]}" benchmarks.change_under_load --device "$device" --model "$one" "${change_options[@]}" --json "$out/change.json" ;;
+    load)
+      "${run[@]}" benchmarks.load_beside --device "$device" --serves "$one" --loads "$one" "${load_options[@]}" --json "$out/load.json" ;;
     demo)
       time "${run[@]}" roles.cli demo ;;
     *)
@@ -85,27 +125,57 @@ step() {
   esac
 }
 
+# All in one file, beside it what is good to read alone: the end of each log in the order of their ends, and timelines.
+pack() {
+  mkdir -p "$out/packed"
+  (cd "$out" && tar --create --gzip --file packed/results.tar.gz --exclude packed -- *)
+  local log
+  for log in $(cd "$out" && ls -tr -- *.log); do
+    echo "== $([ -e "$out/${log%.log}.done" ] && echo ok || echo FAILED) ${log%.log}"
+    tail -n 60 "$out/$log"
+  done > "$out/packed/figures.txt"
+  find "$out" -maxdepth 1 -name 'timeline-*.json.gz' | sort | head -n 6 | xargs --no-run-if-empty cp --target-directory "$out/packed"
+}
+
+groups=("$@")
+if [ ${#groups[@]} -eq 0 ]; then
+  groups=(first second third rest)
+fi
+mapfile -t steps < <(for group in "${groups[@]}"; do steps_of "$group"; done | awk '!seen[$0]++')
+until_s=$(awk "BEGIN {print int(60 * ${MINUTES:-1000000})}")
 mkdir -p "$out/profiles"
-code=0
+code=0 total_s=0 header=
 for name in "${steps[@]}"; do
+  read -r usual_s limit_s < <(times_of "$name")
+  if [ "$device" != cuda ]; then limit_s=$((3 * limit_s)); fi # a rehearsal may share few cores with others
+  # The last seconds are for packing.
+  left_s=$((until_s - SECONDS - 20))
   if [ -e "$(done_of "$name")" ]; then
     echo "done    $name"
-  elif [ "$device" != cuda ] && [[ $name = kernels || $name = colocation ]]; then
+  elif [ "$device" != cuda ] && [ "$name" = kernels ]; then
     echo "left    $name: it needs CUDA"
   elif [ -n "$is_dry" ]; then
-    echo "to run  $name: at most $(($(limit_of "$name") / 60)) min"
+    echo "to run  $name: $(about "$usual_s"), at most $((limit_s / 60))"
+    total_s=$((total_s + usual_s))
+  elif [ "$left_s" -lt $((usual_s / 2)) ]; then
+    echo "left    $name: no time"
+    code=1
   else
-    if step "$name" > "$(log_of "$name")" 2>&1; then
-      echo "ok      $name"
+    header=${header:-$("$python" -m benchmarks.device "$device" 2>&1 | tail -n 1)}
+    echo "$header" > "$(log_of "$name")"
+    if step "$name" $((limit_s < left_s ? limit_s : left_s)) >> "$(log_of "$name")" 2>&1; then
+      word=ok
       touch "$(done_of "$name")"
     else
-      echo "FAILED  $name"
+      word=FAILED
       code=1
     fi
+    printf '%-7s %s\n' $word "$name"
     tail -n 15 "$(log_of "$name")" | sed 's/^/        /'
+    pack
   fi
 done
-if [ -z "$is_dry" ]; then
-  (cd "$out" && tar --create --gzip --file results.tar.gz --exclude results.tar.gz -- *)
+if [ -n "$is_dry" ]; then
+  echo "$(about "$total_s") in all"
 fi
 exit $code

@@ -9,7 +9,7 @@ folder=${1:?where wheels go}
 shift
 packages=("$@")
 if [ ${#packages[@]} -eq 0 ]; then
-  packages=(pyzmq msgspec sortedcontainers 'pulp<4' 'highspy<1.16')
+  packages=(pyzmq msgspec sortedcontainers 'pulp<4' 'highspy<1.16' nvidia-ml-py)
 fi
 platforms=()
 for version in 2_28 2_27 2_26 2_24 2_17 2_12 2_5; do
