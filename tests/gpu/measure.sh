@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a machine with an NVIDIA GPU can show, step by step: see README.md beside this file.
 #
-#   tests/gpu/measure.sh [--dry-run] OUT [STEP...]      steps: tests profile:MODEL[@DTYPE] kernels worker served colocation demo
+#   tests/gpu/measure.sh [--dry-run] OUT [STEP...]      steps: tests profile:MODEL[@DTYPE] kernels worker served goodput goodput:mix colocation demo
 #
 # Each step logs to OUT/STEP.log, ends after its limit at the latest, and the rest goes on after one that failed; the exit code says
 # whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. All results are in
@@ -23,16 +23,20 @@ if [ "$device" = cuda ]; then
   gpu_type=${GPU_TYPE:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | awk '{print tolower($NF)}')}
   read -ra models <<< "${MODELS:-resnet50 mobilenet_v2 efficientnet_b7 vit_b_16 transformers/bert transformers/gpt2 transformers/t5}"
   batches=1,8,32,128 served_batches=8,32
+  goodput_of=(resnet50) goodput_options=(--slos 25 50)
+  mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_options=(--slos 50)
   profile_options=(--max-batch 128 --shares "10,20,50" --igniter)
 else
   gpu_type=${GPU_TYPE:-$device}
   read -ra models <<< "${MODELS:-resnet18 squeezenet1_1}"
   batches=1,2 served_batches=2
+  goodput_of=(squeezenet1_1) goodput_options=(--slos 500 --max-batch 2 --window 2)
+  mix_of=("${models[@]}") mix_options=(--slos 1000 --max-batch 2 --window 2)
   profile_options=(--max-batch 2 --seconds 0.2)
 fi
 steps=("$@")
 if [ ${#steps[@]} -eq 0 ]; then
-  steps=(tests "${models[@]/#/profile:}" kernels worker served colocation demo)
+  steps=(tests "${models[@]/#/profile:}" kernels worker served goodput goodput:mix colocation demo)
 fi
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
@@ -45,6 +49,7 @@ limit_of() {
   case $1 in
     tests | worker) echo 600 ;;
     kernels) echo 900 ;;
+    goodput*) echo 480 ;;
     profile:* | colocation) echo 300 ;;
     *) echo 120 ;;
   esac
@@ -74,6 +79,11 @@ step() {
     served)
       "${run[@]}" benchmarks.served_throughput --device "$device" --arch "${models[0]}" --batches "$served_batches" \
         --json "$out/served.json" ;;
+    goodput | goodput:mix)
+      local served=("${goodput_of[@]}" "${goodput_options[@]}")
+      if [ "$1" = goodput:mix ]; then served=("${mix_of[@]}" "${mix_options[@]}"); fi
+      "${run[@]}" benchmarks.peers --peers mosec litserve --settings 2 --ours tenuto "tenuto, HTTP" --warmup 1 --window 4 --repeat 1 \
+        --precision 0.05 --device "$device" --json "$out/${1/:/-}.json" --models "${served[@]}" ;;
     colocation)
       "${run[@]}" benchmarks.colocation "$(profile_of resnet50)" "$(profile_of transformers/bert)" \
         --json "$out/colocation.json" ;;
