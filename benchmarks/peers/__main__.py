@@ -34,7 +34,7 @@ def main() -> None:
         metavar="MODEL",
         help="instead of cases: real models together on --device, such as resnet50 transformers/bert",
     )
-    parser.add_argument("--device", default="cpu", help="of --models: cpu, cuda, cuda:1, …")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of --models")
     parser.add_argument("--slos", type=float, nargs="+", default=[25.0, 50.0], help="of --models, in ms")
     parser.add_argument("--max-batch", type=int, default=64, help="of --models")
     parser.add_argument("--settings", type=int, metavar="N", help="the first N of each peer's settings alone")
@@ -78,14 +78,10 @@ def main() -> None:
     )
     about: dict[str, str] = {}
     if options.models is not None:
-        from benchmarks.peers.real import machine, real_cases  # noqa: PLC0415  takes torch along
-
         try:
-            cases = list(real_cases(options.models, options.device, options.slos, options.max_batch))
+            cases, about = _real(options)
         except FabricError as error:
             parser.error(str(error))
-        about = machine(options.device)
-        print(", ".join(f"{name} {value}" for name, value in about.items() if value))
     found: list[Found] = []
     if options.cpu is not None:
         measurement: Iterator[Found] = cpu_costs(contenders, options.cpu, effort)
@@ -97,6 +93,16 @@ def main() -> None:
     for one in measurement:
         found.append(one)
         _write(options.json, as_json(found, effort, about))
+
+
+def _real(options: argparse.Namespace) -> tuple[Sequence[Case], dict[str, str]]:
+    """Cases of the real models, each measured alone beforehand, and on what. Raises FabricError for what is not there."""
+    from benchmarks.peers.real import machine, real_cases  # noqa: PLC0415  takes torch along
+
+    cases = list(real_cases(options.models, options.device, options.slos, options.max_batch))
+    about = machine(options.device)
+    print(", ".join(f"{name} {value}" for name, value in about.items() if value), flush=True)
+    return cases, about
 
 
 def _write(file: Path | None, text: str) -> None:

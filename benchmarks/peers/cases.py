@@ -86,7 +86,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A real model as `real.py` met it: `exec_ms` by batch size in our worker, `bare_rps` of a bare loop at the largest.
+    """A real model as `real.py` met it: `exec_ms` by batch size in our worker with inputs in place, `bare_rps` of a bare loop at the largest.
 
     `loader`: as in our configuration file.
     """
