@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from benchmarks.peers.cases import EMULATED_INPUTS, MAX_BATCH, PAYLOAD_FLOATS, Case, Inputs, RealCase
 
@@ -118,8 +119,14 @@ def _bentoml(case: Case) -> list[Tuning]:
     return [(size, promised_ms, {}) for size in (MAX_BATCH, MAX_BATCH // 2) for promised_ms in promises_ms]
 
 
-def _each(*all_tunings: Callable[[Case], Sequence[Tuning]]) -> Callable[[Case], list[Tuning]]:
-    return lambda case: [tuning for tunings in all_tunings for tuning in tunings(case)]
+def _in_turn(*all_tunings: Callable[[Case], Sequence[Tuning]]) -> Callable[[Case], list[Tuning]]:
+    """One of each, then the next of each."""
+
+    def tunings(case: Case) -> list[Tuning]:
+        turns = zip_longest(*(tunings(case) for tunings in all_tunings))
+        return [tuning for turn in turns for tuning in turn if tuning is not None]
+
+    return tunings
 
 
 def raw(inputs: Inputs) -> bytes:
@@ -178,7 +185,7 @@ PEERS: Mapping[str, Peer] = {
             ("litserve==0.2.19",),
             "/{model}",
             _json({"input": _VALUES}),
-            _each(_waits(5, 2, 10, fast_queue=False), _waits(5, 2, fast_queue=True)),
+            _in_turn(_waits(5, 2, 10, fast_queue=False), _waits(5, 2, fast_queue=True)),
             runs_models=True,
         ),
         Peer(
@@ -186,7 +193,7 @@ PEERS: Mapping[str, Peer] = {
             ("mlserver==1.7.1",),
             "/v2/models/{model}/infer",
             _json(_OPEN_INFERENCE_JSON),
-            _each(_waits(5, 2, 10, blocking=False), _waits(5, 2, 1, blocking=True)),
+            _in_turn(_waits(5, 2, 10, blocking=False), _waits(5, 2, 1, blocking=True)),
             arrangements=(False,),  # its workers would each need a batcher of their own
         ),
         Peer(

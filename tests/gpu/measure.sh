@@ -24,14 +24,14 @@ if [ "$device" = cuda ]; then
   read -ra models <<< "${MODELS:-resnet50 mobilenet_v2 efficientnet_b7 vit_b_16 transformers/bert transformers/gpt2 transformers/t5}"
   batches=1,8,32,128 served_batches=8,32
   goodput_of=(resnet50) goodput_options=(--slos 25 50)
-  mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_options=(--slos 50)
+  mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_options=(--slos 50 --ours tenuto)
   profile_options=(--max-batch 128 --shares "10,20,50" --igniter)
 else
   gpu_type=${GPU_TYPE:-$device}
   read -ra models <<< "${MODELS:-resnet18 squeezenet1_1}"
   batches=1,2 served_batches=2
-  goodput_of=(squeezenet1_1) goodput_options=(--slos 500 --max-batch 2 --window 2)
-  mix_of=("${models[@]}") mix_options=(--slos 1000 --max-batch 2 --window 2)
+  goodput_of=(squeezenet1_1) goodput_options=(--slos 1000 --max-batch 2 --window 2)
+  mix_of=("${models[@]}") mix_options=(--slos 2000 --max-batch 2 --window 2 --ours tenuto)
   profile_options=(--max-batch 2 --seconds 0.2)
 fi
 steps=("$@")
