@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.peers.cases import RealCase
 from benchmarks.peers.measure import OURS, Effort, Measured
 from roles.config.read_config import load_config
-from roles.lab.goodput import find_goodput, question_of
-from roles.lab.live_goodput import InlineExecutor
+from roles.lab.goodput import Question, find_goodput, question_of
+from roles.lab.parallel import executor_of
 
 APART_MAX = 0.05
 
@@ -54,16 +54,17 @@ def simulated(live: Measured, case: RealCase, effort: Effort) -> Simulated:
         "control_ms": round(way_ms / 2, 3),  # a request is announced and granted before its batch can start
         "result_ms": round(stages_ms.get("network_ms", 0.0) + stages_ms.get("return_ms", 0.0), 3),
     }
-    return Simulated(
-        case.name,
-        live.goodput_rps,
-        _goodput_rps(case, effort, network),
-        _goodput_rps(case, effort, {}),
-        network,
-    )
+    with executor_of(None) as (executor, size):
+        with_network_rps, without_rps = (
+            find_goodput(
+                _question(case, effort, one), effort.seeds, executor, size, lambda _: None
+            ).goodput_rps
+            for one in (network, {})
+        )
+    return Simulated(case.name, live.goodput_rps, with_network_rps, without_rps, network)
 
 
-def _goodput_rps(case: RealCase, effort: Effort, network: Mapping[str, float]) -> float:
+def _question(case: RealCase, effort: Effort, network: Mapping[str, float]) -> Question:
     document: dict[str, Any] = case.document()
     for model in document["models"]:
         model["rate_rps"] = case.bare_rps / case.models
@@ -71,5 +72,4 @@ def _goodput_rps(case: RealCase, effort: Effort, network: Mapping[str, float]) -
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "cluster.json"
         file.write_text(json.dumps({**document, "batching": OURS[0]}), encoding="utf-8")
-        question = question_of(load_config(file), effort.warmup_s, effort.window_s)
-    return find_goodput(question, effort.seeds, InlineExecutor(), 1, lambda _: None).goodput_rps
+        return question_of(load_config(file), effort.warmup_s, effort.window_s)

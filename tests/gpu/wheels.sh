@@ -11,7 +11,7 @@ packages=("$@")
 if [ ${#packages[@]} -eq 0 ]; then
   packages=(pyzmq msgspec sortedcontainers 'pulp<4' 'highspy<1.16')
   # The peers of the step `goodput`, as in benchmarks/peers/catalog.py, with what they need.
-  packages+=(mosec==0.9.8 litserve==0.2.19 fastapi starlette pydantic==2.14.4 pydantic-core==2.50.5 annotated-types typing-inspection)
+  packages+=(mosec==0.9.8 defspec offapi litserve==0.2.19 fastapi starlette pydantic==2.14.4 pydantic-core==2.50.5 annotated-types typing-inspection)
   packages+=(annotated-doc typing-extensions opentelemetry-api uvicorn h11 httptools uvloop anyio idna)
 fi
 platforms=()

@@ -32,7 +32,7 @@ def measured(contender: str, rate_rps: float) -> Measured:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_peer_answers_what_our_loader_s_model_says_row_by_row(count: int) -> None:
     loader = {"zoo": "torchvision", "arch": "squeezenet1_1"}
-    loaded = load_model(LoaderSpec(**loader), torch.device("cpu"))
+    loaded = load_model(LoaderSpec(zoo="torchvision", arch="squeezenet1_1"), torch.device("cpu"))
     images = np.random.default_rng(1).standard_normal((count, 3, 224, 224)).astype(np.float32)
     bare = BareModel(loader, "cpu", 4)
     answers = bare.run([bare.decode(raw({"image": image})) for image in images])
