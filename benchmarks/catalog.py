@@ -116,6 +116,11 @@ LONG: tuple[Long, ...] = (
         " behind them: [docs/results/performance.md](performance.md#beside-peers)",
     ),
     Long(
+        "python -m benchmarks.peers --models resnet50 --device cuda",
+        "goodput of real models on one CUDA device beside mosec and LitServe, and the simulator beside it:"
+        " [docs/results/performance.md](performance.md#real-models)",
+    ),
+    Long(
         "python -m benchmarks.links --gbit 1 8 --delay-ms 0 0.5 1 3",
         "network namespaces, as root; what early payload would gain on slow links",
     ),

@@ -6,15 +6,17 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.peers.catalog import CASES, PEERS
-from benchmarks.peers.closed_loop import Closed, closed_loops
-from benchmarks.peers.cpu_cost import CpuCost, cpu_costs
+from benchmarks.peers.cases import CASES, Case
+from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.closed_loop import closed_loops
+from benchmarks.peers.cpu_cost import cpu_costs
 from benchmarks.peers.install import install, is_installed
-from benchmarks.peers.measure import Effort, Measured, our_contenders, peer_contender
-from benchmarks.peers.run import as_json, compare, read_tuned
+from benchmarks.peers.measure import Effort, our_contenders, peer_contender
+from benchmarks.peers.run import Found, as_json, compare, read_tuned
+from fabric.errors import FabricError
 
 DIRECTORY = Path.home() / ".cache" / "tenuto-peers"
 
@@ -24,7 +26,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the peers' environments")
     parser.add_argument("--peers", nargs="+", choices=sorted(PEERS), default=list(PEERS), metavar="PEER")
-    parser.add_argument("--cases", type=int, nargs="+", choices=range(1, len(CASES) + 1), help=_cases())
+    served = parser.add_mutually_exclusive_group()
+    served.add_argument("--cases", type=int, nargs="+", choices=range(1, len(CASES) + 1), help=_cases())
+    served.add_argument(
+        "--models",
+        nargs="+",
+        metavar="MODEL",
+        help="instead of cases: real models together on --device, such as resnet50 transformers/bert",
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of --models")
+    parser.add_argument("--slos", type=float, nargs="+", default=[25.0, 50.0], help="of --models, in ms")
+    parser.add_argument("--max-batch", type=int, default=64, help="of --models")
+    parser.add_argument("--settings", type=int, metavar="N", help="the first N of each peer's settings alone")
     ours = {
         contender.name.removeprefix("ours (").removesuffix(")"): contender for contender in our_contenders()
     }
@@ -52,16 +65,26 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores; {effort.window_s:g} s windows")
     contenders = [ours[how] for how in options.ours]
     for peer in peers:
-        if is_installed(peer, options.directory):
-            contenders.append(peer_contender(peer, options.directory))
+        if options.models is not None and not peer.runs_models:
+            print(f"{peer.name}: skipped, its server file runs no real models")
+        elif is_installed(peer, options.directory):
+            contenders.append(peer_contender(peer, options.directory, options.settings))
         else:
             print(
                 f"{peer.name}: skipped, not installed (python -m benchmarks.peers install --peers {peer.name})"
             )
-    cases = CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
-    found: list[Measured | Closed | CpuCost] = []
+    cases: Sequence[Case] = (
+        CASES if options.cases is None else [CASES[number - 1] for number in options.cases]
+    )
+    about: dict[str, str] = {}
+    if options.models is not None:
+        try:
+            cases, about = _real(options)
+        except FabricError as error:
+            parser.error(str(error))
+    found: list[Found] = []
     if options.cpu is not None:
-        measurement: Iterator[Measured | Closed | CpuCost] = cpu_costs(contenders, options.cpu, effort)
+        measurement: Iterator[Found] = cpu_costs(contenders, options.cpu, effort)
     elif options.closed is not None:
         measurement = closed_loops(contenders, cases, effort, options.closed)
     else:
@@ -69,7 +92,17 @@ def main() -> None:
         measurement = compare(contenders, cases, effort, tuned)
     for one in measurement:
         found.append(one)
-        _write(options.json, as_json(found, effort))
+        _write(options.json, as_json(found, effort, about))
+
+
+def _real(options: argparse.Namespace) -> tuple[Sequence[Case], dict[str, str]]:
+    """Cases of the real models, each measured alone beforehand, and on what. Raises FabricError for what is not there."""
+    from benchmarks.peers.real import machine, real_cases  # noqa: PLC0415  takes torch along
+
+    cases = list(real_cases(options.models, options.device, options.slos, options.max_batch))
+    about = machine(options.device)
+    print(", ".join(f"{name} {value}" for name, value in about.items() if value), flush=True)
+    return cases, about
 
 
 def _write(file: Path | None, text: str) -> None:

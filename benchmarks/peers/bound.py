@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.foreseen.asked import Asked
 from benchmarks.foreseen.highest import may_be_served
-from benchmarks.peers.catalog import MAX_BATCH, Case
+from benchmarks.peers.cases import MAX_BATCH, Case
 from benchmarks.peers.search import highest_good_rps
 from fabric.ids import ModelId
 from policies.slo import BAD_RATE_ALLOWED

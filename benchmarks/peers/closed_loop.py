@@ -11,10 +11,8 @@ from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from benchmarks.gateway import play
-from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case
+from benchmarks.peers.cases import Case
 from benchmarks.peers.measure import Contender, Effort
 from benchmarks.peers.sender import Load, Target, calm, client_of
 from fabric.errors import FabricError
@@ -44,7 +42,7 @@ def closed_loops(
 ) -> Iterator[Closed]:
     """All of them in every case, one at a time; prints each as it is known."""
     for case in dict.fromkeys(replace(case, slo_ms=SLO_MS) for case in cases):
-        print(f"\n{case.name}, {in_flight} under way (full batches: {case.bound_rps:.0f} r/s)", flush=True)
+        print(f"\n{case.name}, {in_flight} under way ({case.bound_text})", flush=True)
         for contender in contenders:
             load_average, tried = os.getloadavg()[0], []
             for setting, start in contender.settings(case):
@@ -71,16 +69,16 @@ def closed_loops(
 
 
 async def _carried_rps(target: Target, case: Case, effort: Effort, in_flight: int) -> float:
-    inputs = {"input": np.full(PAYLOAD_FLOATS, 0.5, np.float32)}
-    load = Load(target, case.model_names, RATE_OF_NOBODY, SLO_MS, 1, effort.window, PAYLOAD_FLOATS)
+    load = Load(target, case.inputs, RATE_OF_NOBODY, SLO_MS, 1, effort.window)
     async with client_of(target) as client:
-        await calm(client, load, inputs)
+        await calm(client, load)
         turn = 0
 
         def ask() -> Awaitable[Any]:
             nonlocal turn
             turn += 1
-            return client.submit(case.model_names[turn % len(case.model_names)], inputs, SLO_MS)
+            model = load.models[turn % len(load.models)]
+            return client.submit(model, load.inputs[model], SLO_MS)
 
         await play(ask, in_flight, effort.warmup_s)
         answered = await play(ask, in_flight, effort.window_s)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case
+from benchmarks.peers.cases import Case
 from benchmarks.peers.measure import Contender, Effort
 from benchmarks.peers.sender import Load, Sender, Target, Verdict
 from benchmarks.stage import CpuMeter, children
@@ -86,9 +86,7 @@ def _of_settings(
 
 def _sent(sender: Sender, target: Target, rate_rps: float, effort: Effort) -> tuple[float, float, Verdict]:
     """The warm-up counts too: what is sent then costs as much."""
-    load = Load(
-        target, CASE.model_names, rate_rps, CASE.slo_ms, effort.seeds[0], effort.window, PAYLOAD_FLOATS
-    )
+    load = Load(target, CASE.inputs, rate_rps, CASE.slo_ms, effort.seeds[0], effort.window)
     meter = CpuMeter({str(pid): pid for pid in _descendants(os.getpid())})
     meter.begin()
     verdict = sender.send(load)

@@ -1,4 +1,7 @@
-"""Installs peers, each into a virtual environment of its own, so that nobody's pins are anybody else's trouble."""
+"""Installs peers, each into a virtual environment of its own, so that nobody's pins are anybody else's trouble.
+
+Where the interpreter that runs us has a peer, as on a machine without an index, that one is used.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,54 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from benchmarks.peers.cases import Case, RealCase
 from benchmarks.peers.catalog import Peer
 
 LOG_NAME = "install.log"
 STAMP_NAME = "installed"
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def python_of(peer: Peer, directory: Path) -> Path:
-    """The interpreter of the peer's environment, whether it is there or not."""
-    return directory / peer.name / "bin" / "python"
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What runs a peer's server: `path` has packages besides its own, `base` is the folder whose `bin` has the peer's commands."""
+
+    python: Path
+    base: Path
+    path: tuple[str, ...] = ()
+
+
+def interpreter_of(peer: Peer, directory: Path, case: Case) -> Interpreter:
+    """The peer's environment, or ours where that has the peer. A real model needs ours, which has torch and loaders."""
+    base = (
+        Path(str(distribution(peer.distribution).locate_file(""))) if is_here(peer) else directory / peer.name
+    )
+    if isinstance(case, RealCase):
+        packages = base.glob("lib/python*/site-packages")
+        return Interpreter(Path(sys.executable), base, (str(ROOT), *map(str, packages)))
+    return Interpreter(Path(sys.executable) if is_here(peer) else _python_of(base), base)
+
+
+def _python_of(environment: Path) -> Path:
+    return environment / "bin" / "python"
+
+
+def is_here(peer: Peer) -> bool:
+    """Whether the interpreter that runs us has the peer, in the version asked for."""
+    try:
+        return version(peer.distribution) == peer.version
+    except PackageNotFoundError:
+        return False
 
 
 def is_installed(peer: Peer, directory: Path) -> bool:
-    """Whether the last installation went through, with the versions asked for today."""
+    """Whether the peer is here, or its last installation went through, with the versions asked for today."""
+    if is_here(peer):
+        return True
     stamp = directory / peer.name / STAMP_NAME
     return stamp.exists() and stamp.read_text(encoding="utf-8") == _asked_for(peer)
 
@@ -56,7 +92,7 @@ def _install(peer: Peer, directory: Path) -> str:
     with (home / LOG_NAME).open("wb") as log:
         for command in (
             [str(interpreter), "-m", "venv", str(home)],
-            [str(python_of(peer, directory)), "-m", "pip", "install", "--no-input", *peer.requirements],
+            [str(_python_of(home)), "-m", "pip", "install", "--no-input", *peer.requirements],
         ):
             if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
                 return f"`{' '.join(command[1:4])} …` failed, see {home / LOG_NAME}"

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.peers.catalog import PAYLOAD_FLOATS, Case, Peer
-from benchmarks.peers.install import python_of
+from benchmarks.peers.cases import Case, RealCase
+from benchmarks.peers.catalog import Peer
+from benchmarks.peers.install import interpreter_of
 from benchmarks.peers.search import Best, best_setting, highest_good_rps, highest_good_rps_near
 from benchmarks.peers.sender import Load, Sender, Target, Verdict
 from benchmarks.peers.serving import our_cluster, our_gateway, peer_servers
@@ -47,7 +48,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One row: who, and how it may be started in a case, by the setting's words."""
+    """One row: who, and how it may be started in a case, by the setting's words; no settings: it is not for that case."""
 
     name: str
     version: str
@@ -80,25 +81,50 @@ class Measured:
 
 def our_contenders() -> list[Contender]:
     """Tenuto by its SDK, with each discipline, and with the first one by HTTP."""
+    by_sdk = [_our_contender(batching, partial(our_cluster, batching)) for batching in OURS]
     by_http = _our_contender(f"{OURS[0]}, HTTP", partial(our_gateway, OURS[0]))
-    return [*(_our_contender(batching, partial(our_cluster, batching)) for batching in OURS), by_http]
+    without_graphs = _our_contender(
+        f"{OURS[0]}, no graphs", partial(our_cluster, OURS[0], has_graphs=False), may_have_graphs
+    )
+    return [*by_sdk, by_http, without_graphs]
 
 
-def _our_contender(name: str, start: Callable[[Case], AbstractContextManager[Target]]) -> Contender:
+def own_version() -> str:
+    """As it is installed."""
+    try:
+        return version("tenuto")
+    except PackageNotFoundError:  # run from a source tree
+        return "-"
+
+
+def may_have_graphs(case: Case) -> bool:
+    """Whether the case's models may run as CUDA graphs."""
+    return isinstance(case, RealCase) and case.device != "cpu"
+
+
+def _our_contender(
+    name: str,
+    start: Callable[[Case], AbstractContextManager[Target]],
+    is_for: Callable[[Case], bool] = lambda _: True,
+) -> Contender:
     return Contender(
-        f"ours ({name})", version("tenuto"), lambda case: [("as it comes", partial(start, case))]
+        f"ours ({name})",
+        own_version(),
+        lambda case: [("as it comes", partial(start, case))] if is_for(case) else [],
     )
 
 
-def peer_contender(peer: Peer, directory: Path) -> Contender:
-    """A peer that is installed under `directory`."""
-    python = python_of(peer, directory)
+def peer_contender(peer: Peer, directory: Path, settings_max: int | None = None) -> Contender:
+    """A peer that is installed under `directory`, or here; with so many of its settings at most."""
     return Contender(
         peer.name,
         peer.version,
         lambda case: [
-            (str(setting), partial(peer_servers, peer, python, setting, case))
-            for setting in peer.settings(case)
+            (
+                str(setting),
+                partial(peer_servers, peer, interpreter_of(peer, directory, case), setting, case),
+            )
+            for setting in peer.settings(case)[:settings_max]
         ],
     )
 
@@ -159,7 +185,7 @@ class Measurement:
 
         def is_good(rate_rps: float) -> bool:
             window = self._effort.window
-            load = Load(target, case.model_names, rate_rps, case.slo_ms, seed, window, PAYLOAD_FLOATS)
+            load = Load(target, case.inputs, rate_rps, case.slo_ms, seed, window)
             for _ in range(TRIES):
                 verdict = self._sender.send(load)
                 if verdict.is_valid:

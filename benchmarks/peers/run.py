@@ -9,11 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.peers.bound import foreseen_rps
-from benchmarks.peers.catalog import Case
+from benchmarks.peers.cases import Case, RealCase
 from benchmarks.peers.closed_loop import Closed
 from benchmarks.peers.cpu_cost import CpuCost
-from benchmarks.peers.measure import Contender, Effort, Measured, Measurement
+from benchmarks.peers.measure import OURS, Contender, Effort, Measured, Measurement
 from benchmarks.peers.sender import Sender
+from benchmarks.peers.simulated import Simulated, simulated
+
+DEFAULT = f"ours ({OURS[0]})"
 
 Tuned = Mapping[tuple[str, str], str]
 """By contender and case the setting that an earlier run found best."""
@@ -21,15 +24,18 @@ Tuned = Mapping[tuple[str, str], str]
 
 def compare(
     contenders: Sequence[Contender], cases: Sequence[Case], effort: Effort, tuned: Tuned
-) -> Iterator[Measured]:
+) -> Iterator[Measured | Simulated]:
     """All of them in every case, one at a time; prints each as it is known."""
     with Sender() as sender:
         for case in cases:
-            print(f"\n{case.name} (all devices busy with full batches: {case.bound_rps:.0f} r/s)", flush=True)
-            foreseen = foreseen_rps(case, effort.seeds)
-            print(f"  nobody, even if every arrival were known, over {foreseen:.0f} r/s", flush=True)
+            print(f"\n{case.name} ({case.bound_text})", flush=True)
+            if not isinstance(case, RealCase):
+                foreseen = foreseen_rps(case, effort.seeds)
+                print(f"  nobody, even if every arrival were known, over {foreseen:.0f} r/s", flush=True)
             done: list[Measured] = []
             for contender in contenders:
+                if not contender.settings(case):
+                    continue
                 measurement = Measurement(contender, case, effort, sender)
                 measured = measurement.run(tuned.get((contender.name, case.name)))
                 done.append(measured)
@@ -38,6 +44,10 @@ def compare(
                 yield measured
             if conclusion := _conclusion(done):
                 print(conclusion, flush=True)
+            if isinstance(case, RealCase) and done and done[0].contender == DEFAULT:
+                beside = simulated(done[0], case, effort)
+                print(beside, flush=True)
+                yield beside
 
 
 def _lines(measured: Measured, first: Measured) -> Iterator[str]:
@@ -70,8 +80,14 @@ def _conclusion(done: Sequence[Measured]) -> str:
     best = max(peers, key=lambda measured: measured.goodput_rps)
     if not best.goodput_rps:
         return "  no peer carried anything"
-    ratio = done[0].goodput_rps / best.goodput_rps
-    return f"  best peer: {best.contender}, {best.goodput_rps:.0f} r/s; ours / best {ratio:.2f}"
+    return f"  best peer: {best.contender}, {best.goodput_rps:.0f} r/s; ours / best {_of_best(done):.2f}"
+
+
+def _of_best(done: Sequence[Measured]) -> float | None:
+    """The goodput of the first of ours, of the best peer's; None where one of the two is missing or carried nothing."""
+    ours = [measured.goodput_rps for measured in done if is_ours(measured)]
+    peers_rps = max((measured.goodput_rps for measured in done if not is_ours(measured)), default=0.0)
+    return ours[0] / peers_rps if ours and peers_rps else None
 
 
 def is_ours(measured: Measured) -> bool:
@@ -79,21 +95,32 @@ def is_ours(measured: Measured) -> bool:
     return measured.contender.startswith("ours")
 
 
-def as_json(found: Sequence[Measured | Closed | CpuCost], effort: Effort) -> str:
-    """Everything, for the record, and for `read_tuned`."""
+Found = Measured | Simulated | Closed | CpuCost
+
+
+def as_json(found: Sequence[Found], effort: Effort, machine: Mapping[str, str]) -> str:
+    """Everything, for the record, and for `read_tuned`. `machine`: of real models, what they ran on."""
+    of_case: dict[str, list[Measured]] = {}
+    for one in found:
+        if isinstance(one, Measured):
+            of_case.setdefault(one.case.name, []).append(one)
     return json.dumps(
         {
             "cores": os.cpu_count(),
+            "machine": machine,
             "effort": asdict(effort),
             "results": [
                 {**asdict(one), "case_name": one.case.name, "goodput_rps": one.goodput_rps}
                 for one in found
                 if isinstance(one, Measured)
             ],
+            "ours_of_best_peer": {name: _of_best(done) for name, done in of_case.items()},
+            "simulated": [{**asdict(one), "apart": one.apart} for one in found if isinstance(one, Simulated)],
             "closed": [asdict(one) for one in found if isinstance(one, Closed)],
             "cpu": [asdict(one) for one in found if isinstance(one, CpuCost)],
         },
         indent=1,
+        default=lambda tensor: f"{tensor.dtype} {tensor.shape}",  # a request's inputs, of a real model
     )
 
 

@@ -53,15 +53,19 @@ Target = SdkTarget | HttpTarget
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Equal Poisson rates of some models, together `rate_rps`; arrivals inside `window` count."""
+    """Equal Poisson rates of some models, together `rate_rps`; arrivals inside `window` count. `inputs`: of one request, by model."""
 
     target: Target
-    models: tuple[str, ...]
+    inputs: Mapping[str, Mapping[str, Tensor]]
     rate_rps: float
     slo_ms: float
     seed: int
     window: Window
-    payload_floats: int
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(self.inputs)
 
     @property
     def workload(self) -> Workload:
@@ -181,10 +185,9 @@ def _serve(pipe: Connection) -> None:
 
 async def _send(load: Load) -> Verdict:
     client = client_of(load.target)
-    inputs: dict[str, Tensor] = {"input": np.full(load.payload_floats, 0.5, np.float32)}
     async with client:
         clock = MonotonicClock()
-        await calm(client, load, inputs)
+        await calm(client, load)
         of_model, moments, _ = merged(load.workload, load.window.until_ms)
         requests = [
             (load.models[place], at_ms)
@@ -201,7 +204,7 @@ async def _send(load: Load) -> Verdict:
             for model, at_ms in requests:
                 if hope.is_gone:
                     return
-                yield PlannedRequest(at_ms, model, inputs, load.slo_ms)
+                yield PlannedRequest(at_ms, model, load.inputs[model], load.slo_ms)
 
         await play(client, plan(), clock.now_ms() + START_AHEAD_MS, clock, note)
     return judged(load, recorder.record(), is_cut=hope.is_gone)
@@ -212,10 +215,10 @@ def client_of(target: Target) -> Client | HttpClient:
     return Client(target.addresses) if isinstance(target, SdkTarget) else HttpClient(target)
 
 
-async def calm(client: Submits, load: Load, inputs: Mapping[str, Tensor]) -> None:
+async def calm(client: Submits, load: Load) -> None:
     """Wait until lone requests are answered in time: a queue that an earlier load left is nobody's fault."""
     clock = MonotonicClock()
-    for model in load.models:
+    for model, inputs in load.inputs.items():
         calm, until_ms, first_answer_at_ms = 0, clock.now_ms() + START_LIMIT_MS, math.inf
         while calm < CALM_ANSWERS:
             asked_at_ms = clock.now_ms()

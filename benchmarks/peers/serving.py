@@ -9,11 +9,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from benchmarks.peers.catalog import MAX_BATCH, PEERS, Case, Peer, Setting
+from benchmarks.peers.cases import Case
+from benchmarks.peers.catalog import PEERS, Peer, Setting
+from benchmarks.peers.install import Interpreter
 from benchmarks.peers.sender import SdkTarget
 from fabric.errors import FabricError
 from roles.benchmark.http_connections import HttpTarget
@@ -26,55 +29,52 @@ LAST_WORDS_BYTES = 2_000
 
 
 @contextmanager
-def our_cluster(batching: str, case: Case) -> Iterator[SdkTarget]:
-    """A cluster of this host with emulated devices, one frontend and one scheduler."""
-    with _cluster(batching, case, "") as cluster:
+def our_cluster(batching: str, case: Case, *, has_graphs: bool = True) -> Iterator[SdkTarget]:
+    """A cluster of this host with the case's devices, one frontend and one scheduler. `has_graphs`: real models may run as CUDA graphs."""
+    document = case.document()
+    if not has_graphs:
+        for model in document["models"]:
+            model["loader"] = {**model["loader"], "cuda_graphs": False}
+    with _cluster({**document, "batching": batching}) as cluster:
         yield SdkTarget(tuple(cluster.endpoints["client"]))
 
 
 @contextmanager
 def our_gateway(batching: str, case: Case) -> Iterator[HttpTarget]:
     """The same by HTTP, asked as Triton is: one process more, on the same cores."""
-    with _cluster(batching, case, 'listen: {http: "127.0.0.1:0"}\n') as cluster:
+    listen = {"http": "127.0.0.1:0"}
+    with _cluster({**case.document(), "batching": batching, "listen": listen}) as cluster:
         port = int(cluster.endpoints["http"][0].rpartition(":")[2])
         asked = PEERS["triton"]
-        yield HttpTarget({model: [(port, asked.request(port, model))] for model in case.model_names})
+        yield HttpTarget({model: [(port, asked.request(port, model, case))] for model in case.model_names})
 
 
 @contextmanager
-def _cluster(batching: str, case: Case, more: str) -> Iterator[TemporaryCluster]:
-    profile = f"{{alpha_ms: {case.alpha_ms}, beta_ms: {case.beta_ms}, max_batch: {MAX_BATCH}}}"
-    models = "".join(
-        f" - {{name: {name}, slo_ms: {case.slo_ms:g}, profile: {profile}}}\n" for name in case.model_names
-    )
+def _cluster(document: Mapping[str, Any]) -> Iterator[TemporaryCluster]:
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "cluster.yaml"
-        file.write_text(
-            f"models:\n{models}cluster: {{gpus: {case.devices}}}\nbatching: {batching}\n{more}",
-            encoding="utf-8",
-        )
+        file = Path(directory) / "cluster.json"
+        file.write_text(json.dumps(document), encoding="utf-8")
         with temporary_cluster(file) as cluster:
             yield cluster
 
 
 @contextmanager
-def peer_servers(peer: Peer, python: Path, setting: Setting, case: Case) -> Iterator[HttpTarget]:
+def peer_servers(peer: Peer, interpreter: Interpreter, setting: Setting, case: Case) -> Iterator[HttpTarget]:
     """A peer's server or servers. Raises FabricError with its last words when one does not come up."""
-    each_devices = case.devices // case.models
     if setting.is_together:
-        groups = [(case.model_names, each_devices)]
+        groups = [(case.model_names, case.devices_each)]
     else:
-        groups = [((model,), 1) for model in case.model_names for _ in range(each_devices)]
+        groups = [((model,), 1) for model in case.model_names for _ in range(case.devices_each)]
     requests: dict[str, list[tuple[int, bytes]]] = {model: [] for model in case.model_names}
     with ExitStack() as stack:
         ports = _free_ports(2 * len(groups))
         started = []
         for (models, devices), port, port_2 in zip(groups, ports[::2], ports[1::2], strict=True):
             started.append(
-                stack.enter_context(_server(peer, python, setting, case, models, devices, port, port_2))
+                stack.enter_context(_server(peer, interpreter, setting, case, models, devices, port, port_2))
             )
             for model in models:
-                requests[model].append((port, peer.request(port, model)))
+                requests[model].append((port, peer.request(port, model, case)))
         for server in started:
             server.wait_until_it_listens()
         yield HttpTarget(requests)
@@ -100,7 +100,7 @@ class _Started:
 @contextmanager
 def _server(
     peer: Peer,
-    python: Path,
+    interpreter: Interpreter,
     setting: Setting,
     case: Case,
     models: Sequence[str],
@@ -110,27 +110,29 @@ def _server(
 ) -> Iterator[_Started]:
     with tempfile.TemporaryDirectory(prefix=f"{peer.name}-") as directory:
         told = {
-            "models": models,
+            **case.told(models),
             "devices": devices,
             "port": port,
             "port_2": port_2,
             "max_batch": setting.max_batch,
             "wait_ms": setting.wait_ms,
-            "alpha_ms": case.alpha_ms,
-            "beta_ms": case.beta_ms,
             "directory": directory,
             **setting.extra,
         }
         environment = {
             **os.environ,
             "PEER": json.dumps(told),
-            "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
+            "PATH": f"{interpreter.python.parent}:{os.environ.get('PATH', '')}",
+            "PYTHONPATH": ":".join(filter(None, (*interpreter.path, os.environ.get("PYTHONPATH", "")))),
+            "PYTHONUSERBASE": str(
+                interpreter.base
+            ),  # mosec looks for its binary where Python's commands are, and there
             "PYTHONWARNINGS": "ignore",
         }
         log = Path(directory) / "server.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [str(python), str(SERVERS / peer.server)],
+                [str(interpreter.python), str(SERVERS / peer.server)],
                 stdout=output,
                 stderr=output,
                 cwd=directory,

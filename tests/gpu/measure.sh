@@ -3,8 +3,8 @@
 #
 #   tests/gpu/measure.sh [--dry-run] OUT [GROUP or STEP...]
 #
-#   groups   first second third rest, each in the order of its worth; without any, all of them
-#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change load demo
+#   groups   first second third fourth rest, each in the order of its worth; without any, all of them
+#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change load goodput goodput:mix demo
 #
 # Each step logs to OUT/STEP.log, ends after its limit at the latest, and the rest goes on after one that failed; the exit code says
 # whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. OUT/packed has all results in
@@ -34,6 +34,8 @@ if [ "$device" = cuda ]; then
   colocation_options=(--batches "1,8,32")
   change_options=(--rate 150 --repeat 3 --quiet 4)
   load_options=(--seconds 3)
+  goodput_of=(resnet50) goodput_options=(--slos 25 50)
+  mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_options=(--slos 50 --ours tenuto)
 else
   gpu_type=${GPU_TYPE:-$device}
   read -ra models <<< "${MODELS:-resnet18 squeezenet1_1}"
@@ -45,6 +47,8 @@ else
   colocation_options=(--batches 1 --seconds 0.3)
   change_options=(--batch-max 2 --rate 4 --slo-ms 4000 --repeat 1 --quiet 2)
   load_options=(--batch-max 2 --slo-ms 4000 --seconds 1)
+  goodput_of=(squeezenet1_1) goodput_options=(--slos 1000 --max-batch 2 --window 2)
+  mix_of=("${models[@]}") mix_options=(--slos 2000 --max-batch 2 --window 2 --ours tenuto)
 fi
 one=${models[0]} other=${models[1]:-${models[0]}} third=${models[2]:-${models[0]}}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -61,6 +65,7 @@ steps_of() {
       if [ ${#worker_models[@]} -gt 4 ]; then printf 'worker:%s\n' "${worker_models[@]:4}"; fi
       printf '%s\n' change load "worker:$one@float16" ;;
     third) steps_of "colocation:$one,$other" && steps_of "colocation:$one,$other,$third" ;;
+    fourth) printf '%s\n' goodput goodput:mix ;;
     rest) printf 'profile:%s\n' "${models[@]}" && printf '%s\n' kernels demo && steps_of worker@float16 ;;
     worker) printf 'worker:%s\n' "${worker_models[@]}" ;;
     worker@*) printf "worker:%s@${1#*@}\n" "${worker_models[@]}" ;;
@@ -80,6 +85,8 @@ times_of() {
     worker:*) echo 30 120 ;;
     colocation:*) echo 150 300 ;;
     change) echo 120 300 ;;
+    goodput) echo 330 480 ;;
+    goodput:mix) echo 180 480 ;;
     *) echo 60 180 ;;
   esac
 }
@@ -117,6 +124,11 @@ step() {
       "${run[@]}" benchmarks.change_under_load --device "$device" --model "$one" "${change_options[@]}" --json "$out/change.json" ;;
     load)
       "${run[@]}" benchmarks.load_beside --device "$device" --serves "$one" --loads "$one" "${load_options[@]}" --json "$out/load.json" ;;
+    goodput | goodput:mix)
+      local served=("${goodput_of[@]}" "${goodput_options[@]}")
+      if [ "$1" = goodput:mix ]; then served=("${mix_of[@]}" "${mix_options[@]}"); fi
+      "${run[@]}" benchmarks.peers --peers mosec litserve --settings 2 --ours tenuto "tenuto, HTTP" --warmup 1 --window 4 --repeat 1 \
+        --precision 0.05 --device "$device" --json "$out/${1//:/-}.json" --models "${served[@]}" ;;
     demo)
       time "${run[@]}" roles.cli demo ;;
     *)

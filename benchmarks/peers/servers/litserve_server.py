@@ -1,15 +1,17 @@
-"""The sleeping model behind LitServe. Run by LitServe's own interpreter; settings in the variable PEER."""
+"""A model behind LitServe: a sleeping one, run by LitServe's own interpreter, or a real one; settings in the variable PEER."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Body, Response
 from litserve import LitAPI, LitServer
 
 PEER = json.loads(os.environ["PEER"])
+RAW = "application/octet-stream"
 
 
 class Sleeper(LitAPI):  # type: ignore[misc]  # a rival's class, unknown to our checker
@@ -40,13 +42,56 @@ class Sleeper(LitAPI):  # type: ignore[misc]  # a rival's class, unknown to our 
         return {"output": output}
 
 
+class Model(LitAPI):  # type: ignore[misc]  # as above
+    """A real model; bodies are tensors as they lie in memory."""
+
+    def setup(self, device: str) -> None:
+        """Load and warm it."""
+        from benchmarks.peers.bare_model import BareModel  # noqa: PLC0415  needs torch and this repository
+
+        loader = PEER["loaders"][self.api_path.removeprefix("/")]
+        self._model = BareModel(loader, device, PEER["max_batch"])
+
+    def decode_request(self, request: bytes) -> Any:
+        """The request's tensors."""
+        return self._model.decode(request)
+
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        """As they are: the model puts them into its own memory."""
+        return inputs
+
+    def predict(self, x: list[Any]) -> list[bytes]:
+        """One batch; of one request where no more are allowed in one."""
+        return self._model.run(x) if PEER["max_batch"] > 1 else self._model.run([x])[0]
+
+    def unbatch(self, output: list[bytes]) -> list[bytes]:
+        """As they are."""
+        return output
+
+    def encode_response(self, output: bytes) -> Response:
+        """The bytes alone."""
+        return Response(output, media_type=RAW)
+
+
+# LitServe gives FastAPI the annotations themselves, which must not be strings.
+Model.decode_request.__annotations__["request"] = Annotated[bytes, Body(media_type=RAW)]
+Model.encode_response.__annotations__["return"] = Response
+
+
 if __name__ == "__main__":
+    is_cuda = PEER.get("device", "cpu") != "cpu"
     apis = [
-        Sleeper(max_batch_size=PEER["max_batch"], batch_timeout=PEER["wait_ms"] / 1e3, api_path=f"/{model}")
+        (Model if "loaders" in PEER else Sleeper)(
+            max_batch_size=PEER["max_batch"], batch_timeout=PEER["wait_ms"] / 1e3, api_path=f"/{model}"
+        )
         for model in PEER["models"]
     ]
     server = LitServer(
-        apis, accelerator="cpu", devices=1, workers_per_device=PEER["devices"], fast_queue=PEER["fast_queue"]
+        apis,
+        accelerator="cuda" if is_cuda else "cpu",
+        devices=1,
+        workers_per_device=PEER["devices"],
+        fast_queue=PEER["fast_queue"],
     )
     server.run(
         host="127.0.0.1",

@@ -1,4 +1,4 @@
-"""The sleeping model behind mosec. Run by mosec's own interpreter; settings in the variable PEER."""
+"""A model behind mosec: a sleeping one, run by mosec's own interpreter, or a real one; settings in the variable PEER."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from mosec import Server, Worker
 
 PEER = json.loads(os.environ["PEER"])
+MODEL = "PEER_MODEL"
+"""Which of the models a worker has: mosec sets it in its process."""
 
 
 class Sleeper(Worker):  # type: ignore[misc]  # a rival's class, unknown to our checker
@@ -19,6 +21,31 @@ class Sleeper(Worker):  # type: ignore[misc]  # a rival's class, unknown to our 
         """One batch."""
         time.sleep((PEER["alpha_ms"] * len(data) + PEER["beta_ms"]) / 1e3)
         return [{"output": 1.0} for _ in data]
+
+
+class Model(Worker):  # type: ignore[misc]  # as above
+    """A real model; bodies are tensors as they lie in memory."""
+
+    resp_mime_type = "application/octet-stream"
+
+    def __init__(self) -> None:
+        """Load and warm it."""
+        from benchmarks.peers.bare_model import BareModel  # noqa: PLC0415  needs torch and this repository
+
+        super().__init__()
+        self._model = BareModel(PEER["loaders"][os.environ[MODEL]], PEER["device"], PEER["max_batch"])
+
+    def deserialize(self, data: bytes) -> Any:
+        """The request's tensors."""
+        return self._model.decode(data)
+
+    def forward(self, data: list[Any]) -> list[bytes]:
+        """One batch; of one request where no more are allowed in one."""
+        return self._model.run(data) if PEER["max_batch"] > 1 else self._model.run([data])[0]
+
+    def serialize(self, data: bytes) -> bytes:
+        """They are bytes already."""
+        return data
 
 
 if __name__ == "__main__":
@@ -31,10 +58,11 @@ if __name__ == "__main__":
     server = Server()
     for model in PEER["models"]:
         server.append_worker(
-            Sleeper,
+            Model if "loaders" in PEER else Sleeper,
             num=PEER["devices"],
             max_batch_size=PEER["max_batch"],
             max_wait_time=PEER["wait_ms"],
             route=f"/{model}",
+            env=[{MODEL: model}] * PEER["devices"],
         )
     server.run()

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from benchmarks.peers.catalog import CASES, PEERS, Case, Peer
+from benchmarks.peers.cases import CASES, Case, RealCase
+from benchmarks.peers.catalog import PEERS, Peer
+from roles.config.read_config import load_config
+from tests.unit.benchmarks.peers_builders import a_real_case
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=lambda peer: peer.name)
@@ -22,7 +30,7 @@ def test_one_device_is_one_server_and_several_are_tried_both_ways() -> None:
 
 
 def test_a_request_says_its_length_and_its_model() -> None:
-    head, _, body = PEERS["triton"].request(8000, "sleep3").partition(b"\r\n\r\n")
+    head, _, body = PEERS["triton"].request(8000, "sleep3", Case(4, 4, 25.0)).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v2/models/sleep3/infer HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     assert body.endswith(b"\x00\x00\x00\x3f" * 16)  # 0.5 as little-endian floats
@@ -35,3 +43,63 @@ def test_the_bound_is_the_largest_batch_all_the_time() -> None:
 
 def test_a_peer_is_pinned() -> None:
     assert (PEERS["ray"].distribution, PEERS["ray"].version) == ("ray", "2.60.0")
+
+
+def test_a_real_model_gets_its_tensors_as_they_are() -> None:
+    case = a_real_case(
+        {"image": np.ones((3, 2, 2), np.float32)}, {"ids": np.arange(4), "mask": np.zeros(4, np.int64)}
+    )
+    for name in ("mosec", "litserve"):
+        head, _, body = PEERS[name].request(8000, "model1", case).partition(b"\r\n\r\n")
+        assert b"POST /model1 " in head
+        assert b"Content-Type: application/octet-stream" in head
+        assert body == np.arange(4).tobytes() + bytes(32)
+    _, _, body = PEERS["triton"].request(8000, "model0", case).partition(b"\r\n\r\n")
+    about = {
+        "name": "image",
+        "shape": [1, 3, 2, 2],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": 48},
+    }
+    assert json.JSONDecoder().raw_decode(body.decode("latin1"))[0]["inputs"] == [about]
+    assert body.endswith(np.ones(12, np.float32).tobytes())
+
+
+def test_real_models_are_run_by_peers_that_can_each_model_in_a_server_or_process_of_its_own() -> None:
+    case = a_real_case({"image": np.zeros(1, np.float32)})
+    assert not PEERS["triton"].settings(case)
+    assert len({str(setting) for setting in PEERS["mosec"].settings(case)}) >= 4
+    assert case.devices_each == a_real_case(*[{"image": np.zeros(1, np.float32)}] * 5).devices_each == 1
+
+
+def test_a_peer_is_told_batches_of_which_a_request_can_wait_for_one_and_be_in_another() -> None:
+    # l(b) = 1 + b: of one model 2 * (1 + 11) <= 25, of two 3 * (1 + 7) <= 25
+    one = a_real_case({"image": np.zeros(1, np.float32)})
+    assert one.batch_sizes == (11, 5, 2)
+    assert a_real_case(*[one.inputs["model0"]] * 2).batch_sizes == (7, 3, 1)
+    assert replace(one, slo_ms=1.0).batch_sizes == (1,)  # it can't be kept: the peer is tried all the same
+
+
+def test_the_first_settings_differ_in_the_batch_size() -> None:
+    case = a_real_case({"image": np.zeros(1, np.float32)})
+    assert [(one.max_batch, one.wait_ms) for one in PEERS["mosec"].settings(case)][:4] == [
+        (11, 5),
+        (5, 5),
+        (2, 5),
+        (11, 2),
+    ]
+
+
+def test_real_models_that_take_turns_serve_less_than_each_alone() -> None:
+    case = a_real_case(*[{"image": np.zeros(1, np.float32)}] * 2)
+    assert case.bare_rps == pytest.approx(2 / (1 / 800 + 1 / 800))
+    assert case.bound_rps > case.bare_rps
+
+
+def test_our_configuration_of_real_models_is_one_that_we_read(tmp_path: Path) -> None:
+    case: RealCase = a_real_case({"image": np.zeros(1, np.float32)})
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({**case.document(), "batching": "tenuto"}), encoding="utf-8")
+    (model,) = load_config(file).models
+    assert model.loader is not None
+    assert (model.loader.arch, model.slo_ms) == ("resnet18", 25.0)

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.peers.cases import CASES
 from benchmarks.peers.catalog import PEERS
-from benchmarks.peers.install import STAMP_NAME, install, is_installed
+from benchmarks.peers.install import ROOT, STAMP_NAME, install, interpreter_of, is_installed
+from tests.unit.benchmarks.peers_builders import a_real_case
 
 
 def test_a_peer_whose_python_is_not_here_is_skipped_with_the_reason(tmp_path: Path) -> None:
@@ -26,3 +32,23 @@ def test_what_was_installed_in_another_version_is_not_installed(tmp_path: Path) 
     assert is_installed(peer, tmp_path)
     assert install([peer], tmp_path) == {}
     assert not is_installed(replace(peer, requirements=("mosec==0.9.9",)), tmp_path)
+
+
+def test_a_peer_that_our_interpreter_has_is_run_by_it(tmp_path: Path) -> None:
+    peer = replace(PEERS["mosec"], requirements=(f"numpy=={version('numpy')}",))
+    assert is_installed(peer, tmp_path)
+    found = interpreter_of(peer, tmp_path, CASES[0])
+    assert found.python == Path(sys.executable)
+    assert (found.base / "numpy").is_dir()
+    assert not is_installed(replace(peer, requirements=("numpy==0.0.1",)), tmp_path)
+
+
+def test_a_real_model_is_run_by_our_interpreter_with_the_peer_s_packages(tmp_path: Path) -> None:
+    peer = PEERS["mosec"]
+    packages = tmp_path / "mosec" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    found = interpreter_of(peer, tmp_path, a_real_case({"image": np.zeros(1, np.float32)}))
+    assert found.python == Path(sys.executable)
+    assert found.path == (str(ROOT), str(packages))
+    assert found.base == tmp_path / "mosec"
+    assert interpreter_of(peer, tmp_path, CASES[0]).python == tmp_path / "mosec" / "bin" / "python"

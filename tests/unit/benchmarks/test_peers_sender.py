@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.peers.cases import Inputs
 from benchmarks.peers.sender import Hope, Load, SdkTarget, judged
 from fabric.client import InferResult
 from fabric.errors import Overloaded
@@ -17,7 +19,8 @@ from roles.workload.outcomes import Window
 
 
 def a_load(models: tuple[str, ...] = ("a",), rate_rps: float = 200.0) -> Load:
-    return Load(SdkTarget(("ipc://nowhere",)), models, rate_rps, 25.0, 1, Window(1000.0, 6000.0), 4)
+    inputs: dict[str, Inputs] = {model: {} for model in models}
+    return Load(SdkTarget(("ipc://nowhere",)), inputs, rate_rps, 25.0, 1, Window(1000.0, 6000.0))
 
 
 def played(model: str, at_ms: float, latency_ms: float, late_ms: float = 0.1) -> PlayedRequest:
@@ -99,5 +102,5 @@ def test_only_the_fabric_tells_where_the_time_went() -> None:
     recorder.note(played("a", 1000.0, 10.0))
     load = a_load()
     assert judged(load, recorder.record(), is_cut=False).stages_ms
-    by_http = Load(HttpTarget({}), load.models, 200.0, 25.0, 1, load.window, 4)
+    by_http = replace(load, target=HttpTarget({}))
     assert not judged(by_http, recorder.record(), is_cut=False).stages_ms
