@@ -95,12 +95,17 @@ about() { echo "about $((($1 + 30) / 60 > 0 ? ($1 + 30) / 60 : 1)) min"; }
 
 # step NAME SECONDS: run it, for as long as that.
 step() {
-  local run=(timeout --kill-after=10 "$2" "$python" -m) model=${1#*:} dtype=()
+  local run=(timeout --kill-after=30 "$2" "$python" -m) model=${1#*:} dtype=()
   case $model in *@*) dtype=(--dtype "${model#*@}") ;; esac
   local bare=${model%@*} zoo=torchvision
   case $bare in transformers/*) zoo=transformers ;; esac
   case $1 in
     tests)
+      # Without CUDA all of them are skipped, which would look like success.
+      if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+        echo "torch finds no CUDA here"
+        return 1
+      fi
       "${run[@]}" pytest -p no:cacheprovider tests/gpu ;;
     profile:*)
       "${run[@]}" roles.cli profile "$bare" "${dtype[@]}" --device "$device" --gpu-type "$gpu_type" "${profile_options[@]}" \
@@ -151,7 +156,7 @@ pack() {
 
 groups=("$@")
 if [ ${#groups[@]} -eq 0 ]; then
-  groups=(first second third rest)
+  groups=(first second third fourth rest)
 fi
 mapfile -t steps < <(for group in "${groups[@]}"; do steps_of "$group"; done | awk '!seen[$0]++')
 until_s=$(awk "BEGIN {print int(60 * ${MINUTES:-1000000})}")
