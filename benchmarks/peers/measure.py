@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.peers.cases import Case, RealCase
@@ -19,6 +18,7 @@ from benchmarks.peers.search import Best, best_setting, highest_good_rps, highes
 from benchmarks.peers.sender import Load, Sender, Target, Verdict
 from benchmarks.peers.serving import our_cluster, our_gateway, peer_servers
 from fabric.errors import FabricError
+from roles.runtime.own_version import own_version
 from roles.workload.outcomes import Window
 
 OURS = ("tenuto", "eager")
@@ -87,14 +87,6 @@ def our_contenders() -> list[Contender]:
         f"{OURS[0]}, no graphs", partial(our_cluster, OURS[0], has_graphs=False), may_have_graphs
     )
     return [*by_sdk, by_http, without_graphs]
-
-
-def own_version() -> str:
-    """As it is installed."""
-    try:
-        return version("tenuto")
-    except PackageNotFoundError:  # run from a source tree
-        return "-"
 
 
 def may_have_graphs(case: Case) -> bool:

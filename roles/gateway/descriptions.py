@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from fabric.ids import ModelId
 from fabric.messages import ModelInfo, TensorInfo
 from roles.gateway.inference import VERSION
 from roles.gateway.tensors import datatype_of
+from roles.runtime.own_version import own_version
 
 PLATFORM: Final = "tenuto"
 EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "model_configuration", "statistics")
@@ -18,11 +18,7 @@ EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "model_configurat
 
 def server() -> dict[str, Any]:
     """`GET /v2`."""
-    try:
-        own = version("tenuto")
-    except PackageNotFoundError:  # run from a source tree
-        own = "unknown"
-    return {"name": "tenuto", "version": own, "extensions": list(EXTENSIONS)}
+    return {"name": "tenuto", "version": own_version(), "extensions": list(EXTENSIONS)}
 
 
 def model(info: ModelInfo) -> dict[str, Any]:

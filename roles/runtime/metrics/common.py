@@ -14,6 +14,7 @@ from roles.runtime.metrics import catalog
 from roles.runtime.metrics.catalog import Metric
 from roles.runtime.metrics.snapshot import MS, Buckets, Measured
 from roles.runtime.metrics.usage import cpu_ms, resident_bytes
+from roles.runtime.own_version import own_version
 
 if TYPE_CHECKING:
     from roles.runtime.metrics.server import MetricsServer
@@ -39,9 +40,7 @@ def page_server(address: str | None, role_id: str, clock: Clock) -> MetricsServe
 @cache
 def about_role(kind: str) -> Measured:
     """Which role it is."""
-    from importlib.metadata import version  # noqa: PLC0415  it takes email and zipfile along, which no role needs to start
-
-    return Measured(catalog.ROLE, (kind, version("tenuto")), 1.0)
+    return Measured(catalog.ROLE, (kind, own_version()), 1.0)
 
 
 def about_process(stats: DriverStats) -> Iterator[Measured]:
