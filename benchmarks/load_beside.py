@@ -28,6 +28,7 @@ from roles.gpu_worker.executors.base import (
     LoadBegins,
     Loaded,
     ModelLoaded,
+    Warming,
 )
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
@@ -103,7 +104,7 @@ class Served:
             if not self._executor.has_more:
                 assert select.select([self._executor], [], [], WAIT_S)[0], "nothing came of it"
             for event in self._executor.take(1, 0.0):
-                if not isinstance(event, LoadBegins):
+                if not isinstance(event, LoadBegins | Warming):
                     return event
 
 
