@@ -22,7 +22,9 @@ A100 = {
     "used_bytes": 3 << 30,
     "busy_percent": 37,
     "milliwatts": 151_500,
+    "milliwatts_max": 400_000,
     "clocks_mhz": [0, 1410, 1215],
+    "clocks_max_mhz": [0, 1410, 1215],
     "throttle": 0x4 | 0x1,
     "celsius": 41,
 }
@@ -41,13 +43,19 @@ def write_gpus(path: Path, *gpus: dict[str, Any]) -> None:
     draft.replace(path)
 
 
-def gpu_environment(gpus: Path, *, has_mps: bool = True) -> dict[str, str]:
-    """For a process that should find these GPUs, and the stand-in of the MPS control program."""
+def gpu_environment(gpus: Path, *, has_mps: bool = True, has_cuda: bool = False) -> dict[str, str]:
+    """For a process that should find these GPUs, and the stand-in of the MPS control program; and of torch's CUDA, where asked for."""
     repository = STAND_INS.parents[1]
     programs = Path(sys.executable).parent  # the stand-ins' own interpreter
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return AT_ONCE | {
         "TENUTO_STAND_IN_NVML": str(gpus),
-        "PYTHONPATH": f"{STAND_INS / 'nvml'}{os.pathsep}{repository}",
+        "PYTHONPATH": os.pathsep.join(
+            str(path) for path in [*[STAND_INS / "cuda"] * has_cuda, STAND_INS / "nvml", repository]
+        ),
         "PATH": f"{STAND_INS}{os.pathsep}{path}" if has_mps else path,
     }
+
+
+if __name__ == "__main__":  # for `gpu/measure.sh`: the second one's operators are small
+    write_gpus(Path(sys.argv[1]), a100(used_bytes=0), a100(1, used_bytes=0, memory_bytes=1 << 20))

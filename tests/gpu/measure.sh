@@ -11,7 +11,7 @@
 # at most eight files, from the first step on. --dry-run says what would run, and for how long, and runs nothing.
 # MINUTES bounds all of it: a step that would hardly fit is left out, and one that has begun is ended.
 # PYTHON (python3) has the extras worker, estimate and test; GPU_TYPE is the GPU's word in workload files (from its name).
-# DEVICE=cpu rehearses all of it without a GPU, with the small MODELS; what needs CUDA (kernels, graphs, shares) is left out then.
+# DEVICE=stand-in rehearses all of it without a GPU, on the stand-ins of CUDA, NVML and MPS, with small models: no figure means anything then.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 is_dry=
@@ -22,34 +22,39 @@ fi
 out=$(realpath -m "${1:?where results go}")
 shift
 python=${PYTHON:-python3}
-device=${DEVICE:-cuda}
-if [ "$device" = cuda ]; then
+device=cuda kernels_device=cuda stand_ins=
+if [ "${DEVICE:-cuda}" = stand-in ]; then
+  stand_ins=$PWD/tests/stand_ins
+  # The second GPU has little memory, so its operators are small.
+  gpu_type=stand-in kernels_device=cuda:1
+  models=(deploy.local.demo.digits_model:Digits) zoo_models=(squeezenet1_1 resnet18)
+  profile_options=(--max-batch 2 --shares "10,50" --igniter --seconds 0.2)
+  worker_options=(--batches "1,2" --rounds 1 --turns 5)
+  served_options=(--batches 2 --seconds 1 --turns 5)
+  copies_options=(--models "${zoo_models[0]}" --batch 2 --seconds 0.2)
+  colocation_options=(--batches 1 --seconds 0.2)
+  change_options=(--batch-max 2 --rate 4 --slo-ms 4000 --repeat 1 --quiet 2)
+  load_options=(--batch-max 2 --slo-ms 4000 --seconds 1)
+  goodput_of=("${zoo_models[0]}") goodput_options=(--slos 1000 --max-batch 2 --window 2)
+  mix_of=("${zoo_models[@]}") mix_options=(--slos 2000 --max-batch 2 --window 2 --ours tenuto)
+  export PATH=$stand_ins:$PATH TENUTO_STAND_IN_NVML=$out/gpus.json
+  PYTHONPATH=$stand_ins/cuda:$stand_ins/nvml${PYTHONPATH:+:$PYTHONPATH}
+else
   gpu_type=${GPU_TYPE:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | awk '{print tolower($NF)}')}
   read -ra models <<< "${MODELS:-resnet50 transformers/bert mobilenet_v2 efficientnet_b7 vit_b_16 transformers/gpt2 transformers/t5}"
-  read -ra worker_models <<< "${MODELS:-resnet50 mobilenet_v2 resnet18 squeezenet1_1 efficientnet_b7 vit_b_16 transformers/bert}"
+  read -ra zoo_models <<< "${MODELS:-resnet50 mobilenet_v2 resnet18 squeezenet1_1 efficientnet_b7 vit_b_16 transformers/bert}"
   profile_options=(--max-batch 128 --shares "10,20,50" --igniter)
   worker_options=(--batches "1,2,4,8,32,128")
   served_options=(--batches "8,32")
-  copies_options=(--models "${models[0]},${models[1]}" --batch 32)
+  copies_options=(--models "${models[0]},${models[1]:-${models[0]}}" --batch 32)
   colocation_options=(--batches "1,8,32")
   change_options=(--rate 150 --repeat 3 --quiet 4)
   load_options=(--seconds 3)
   goodput_of=(resnet50) goodput_options=(--slos 25 50)
   mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_options=(--slos 50 --ours tenuto)
-else
-  gpu_type=${GPU_TYPE:-$device}
-  read -ra models <<< "${MODELS:-resnet18 squeezenet1_1}"
-  worker_models=("${models[@]}")
-  profile_options=(--max-batch 2 --seconds 0.2)
-  worker_options=(--batches "1,2" --rounds 1)
-  served_options=(--batches 2 --seconds 2)
-  copies_options=(--models "${models[0]}" --batch 2 --seconds 0.2)
-  colocation_options=(--batches 1 --seconds 0.3)
-  change_options=(--batch-max 2 --rate 4 --slo-ms 4000 --repeat 1 --quiet 2)
-  load_options=(--batch-max 2 --slo-ms 4000 --seconds 1)
-  goodput_of=(squeezenet1_1) goodput_options=(--slos 1000 --max-batch 2 --window 2)
-  mix_of=("${models[@]}") mix_options=(--slos 2000 --max-batch 2 --window 2 --ours tenuto)
 fi
+# Co-located are those that have profiles; of the zoos' the first is served, changed and loaded.
+zoo_one=${zoo_models[0]}
 one=${models[0]} other=${models[1]:-${models[0]}} third=${models[2]:-${models[0]}}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
@@ -60,15 +65,15 @@ done_of() { echo "$out/${1//\//-}.done"; }
 # The steps of a group, and what a step needs before it. No name has a space in it.
 steps_of() {
   case $1 in
-    first) steps_of tests && steps_of "profile:$one" && printf 'worker:%s\n' "${worker_models[@]:0:4}" && steps_of served && steps_of copies ;;
+    first) steps_of tests && steps_of "profile:$one" && printf 'worker:%s\n' "${zoo_models[@]:0:4}" && steps_of served && steps_of copies ;;
     second)
-      if [ ${#worker_models[@]} -gt 4 ]; then printf 'worker:%s\n' "${worker_models[@]:4}"; fi
-      printf '%s\n' change load "worker:$one@float16" ;;
+      if [ ${#zoo_models[@]} -gt 4 ]; then printf 'worker:%s\n' "${zoo_models[@]:4}"; fi
+      printf '%s\n' change load "worker:$zoo_one@float16" ;;
     third) steps_of "colocation:$one,$other" && steps_of "colocation:$one,$other,$third" ;;
     fourth) printf '%s\n' goodput goodput:mix ;;
     rest) printf 'profile:%s\n' "${models[@]}" && printf '%s\n' kernels demo && steps_of worker@float16 ;;
-    worker) printf 'worker:%s\n' "${worker_models[@]}" ;;
-    worker@*) printf "worker:%s@${1#*@}\n" "${worker_models[@]}" ;;
+    worker) printf 'worker:%s\n' "${zoo_models[@]}" ;;
+    worker@*) printf "worker:%s@${1#*@}\n" "${zoo_models[@]}" ;;
     colocation:*)
       echo "${1#*:}" | tr , '\n' | sed 's/^/profile:/'
       echo "$1" ;;
@@ -102,7 +107,7 @@ step() {
   case $1 in
     tests)
       # Without CUDA all of them are skipped, which would look like success.
-      if [ "$device" = cuda ] && ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+      if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
         echo "torch finds no CUDA here"
         return 1
       fi
@@ -111,12 +116,12 @@ step() {
       "${run[@]}" roles.cli profile "$bare" "${dtype[@]}" --device "$device" --gpu-type "$gpu_type" "${profile_options[@]}" \
         --out "$(profile_of "$model")" ;;
     kernels)
-      "${run[@]}" roles.cli profile --device "$device" --kernels --gpu-type "$gpu_type" --out "$out/profiles/$gpu_type-kernels.csv.gz" ;;
+      "${run[@]}" roles.cli profile --device "$kernels_device" --kernels --gpu-type "$gpu_type" --out "$out/profiles/$gpu_type-kernels.csv.gz" ;;
     worker:*)
       "${run[@]}" benchmarks.worker_throughput --device "$device" --zoo $zoo --arch "${bare##*/}" "${dtype[@]}" "${worker_options[@]}" \
         --json "$out/worker-${model##*/}.json" ;;
     served)
-      "${run[@]}" benchmarks.served_throughput --device "$device" --arch "$one" "${served_options[@]}" --json "$out/served.json" ;;
+      "${run[@]}" benchmarks.served_throughput --device "$device" --arch "$zoo_one" "${served_options[@]}" --json "$out/served.json" ;;
     copies)
       "${run[@]}" benchmarks.device_copies --device "$device" "${copies_options[@]}" --timelines "$out" --json "$out/copies.json" ;;
     colocation:*)
@@ -126,9 +131,9 @@ step() {
       "${run[@]}" benchmarks.colocation "${profiles[@]}" --device "$device" "${colocation_options[@]}" \
         --json "$out/${1//\//-}.json" ;;
     change)
-      "${run[@]}" benchmarks.change_under_load --device "$device" --model "$one" "${change_options[@]}" --json "$out/change.json" ;;
+      "${run[@]}" benchmarks.change_under_load --device "$device" --model "$zoo_one" "${change_options[@]}" --json "$out/change.json" ;;
     load)
-      "${run[@]}" benchmarks.load_beside --device "$device" --serves "$one" --loads "$one" "${load_options[@]}" --json "$out/load.json" ;;
+      "${run[@]}" benchmarks.load_beside --device "$device" --serves "$zoo_one" --loads "$zoo_one" "${load_options[@]}" --json "$out/load.json" ;;
     goodput | goodput:mix)
       local served=("${goodput_of[@]}" "${goodput_options[@]}")
       if [ "$1" = goodput:mix ]; then served=("${mix_of[@]}" "${mix_options[@]}"); fi
@@ -161,16 +166,17 @@ fi
 mapfile -t steps < <(for group in "${groups[@]}"; do steps_of "$group"; done | awk '!seen[$0]++')
 until_s=$(awk "BEGIN {print int(60 * ${MINUTES:-1000000})}")
 mkdir -p "$out/profiles"
+if [ -n "$stand_ins" ] && [ -z "$is_dry" ]; then
+  "$python" -m tests.gpu_stand_ins "$out/gpus.json"
+fi
 code=0 total_s=0 header=
 for name in "${steps[@]}"; do
   read -r usual_s limit_s < <(times_of "$name")
-  if [ "$device" != cuda ]; then limit_s=$((3 * limit_s)); fi # a rehearsal may share few cores with others
+  if [ -n "$stand_ins" ]; then limit_s=$((3 * limit_s)); fi # a rehearsal may share few cores with others
   # The last seconds are for packing.
   left_s=$((until_s - SECONDS - 20))
   if [ -e "$(done_of "$name")" ]; then
     echo "done    $name"
-  elif [ "$device" != cuda ] && [ "$name" = kernels ]; then
-    echo "left    $name: it needs CUDA"
   elif [ -n "$is_dry" ]; then
     echo "to run  $name: $(about "$usual_s"), at most $((limit_s / 60))"
     total_s=$((total_s + usual_s))

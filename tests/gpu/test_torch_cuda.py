@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import shutil
 import subprocess
@@ -36,14 +37,13 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+on_real_gpu = pytest.mark.skipif("TENUTO_STAND_IN_NVML" in os.environ, reason="needs a real GPU")
 
 DIGITS = LoaderSpec(python="deploy.local.demo.digits_model:Digits")
 BREAKER = """
 import torch
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import model_spec, slice_spec
 device = TorchDevice(MonotonicClock())
@@ -237,6 +237,7 @@ def test_a_profile_of_a_gpu_has_kernels_and_a_trace(tmp_path: Path) -> None:
     assert all(point.memory_bytes > 40_000_000 for point in seen.points)
 
 
+@on_real_gpu  # the operators are as large as its memory
 def test_kernel_records_of_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kernel_records, "works_to_measure", lambda memory_bytes: works_to_measure(memory_bytes, 10)
@@ -252,6 +253,7 @@ def test_kernel_records_of_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert own.bandwidth_gbps > 100
 
 
+@on_real_gpu  # large batches at small shares
 @pytest.mark.skipif(shutil.which("nvidia-cuda-mps-control") is None, reason="needs MPS")
 def test_shares_and_igniters_coefficients_of_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "m.json"

@@ -87,6 +87,14 @@ def nvmlDeviceGetPowerUsage(handle: int) -> int:  # noqa: N802
     return int(_said(handle, "milliwatts"))
 
 
+def nvmlDeviceGetEnforcedPowerLimit(handle: int) -> int:  # noqa: N802
+    return int(_said(handle, "milliwatts_max"))
+
+
+def nvmlDeviceGetMaxClockInfo(handle: int, clock: int) -> int:  # noqa: N802
+    return int(_said(handle, "clocks_max_mhz")[clock])
+
+
 def nvmlDeviceGetClockInfo(handle: int, clock: int) -> int:  # noqa: N802
     return int(_said(handle, "clocks_mhz")[clock])
 
