@@ -42,8 +42,6 @@ BREAKER = """
 import torch
 from fabric.clock import MonotonicClock
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.hosted import DeviceReplica
-from roles.gpu_worker.executors.loaders import load_model
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.worker_builders import model_spec, slice_spec
 device = TorchDevice(MonotonicClock())
