@@ -164,13 +164,9 @@ class SliceSpec(Value, frozen=True):
     def is_same_but_models(self, other: SliceSpec) -> bool:
         """Whether a worker that serves one of the two can become the other: nothing but the models differs.
 
-        A gang cannot load one beside the other: ranks would meet each other in different ones.
+        A model of which anything differs is loaded anew beside what runs, and in a gang ranks would meet each other in different ones.
         """
-        if self.is_gang and [(one.model_id, one.loader) for one in self.models] != [
-            (one.model_id, one.loader) for one in other.models
-        ]:
-            return False
-        return replace(self, models=other.models) == other
+        return self == other if self.is_gang else replace(self, models=other.models) == other
 
 
 class HeadOutputs(Value, frozen=True):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from profiles.profilers.memory import empty_cache, is_out_of_memory
+from roles.gpu_worker.executors.slots import stream_of
 
 Outputs = Mapping[str, Tensor]
 Infer = Callable[[dict[str, Tensor]], Outputs]
@@ -100,7 +101,7 @@ class Buckets:
         empty_cache()
 
     def forget_above(self, batch_size: int) -> None:
-        """Give up graphs of larger batches, and the memory they hold."""
+        """Give up graphs of larger batches and their inputs. Their part of the pool is given back with the last graph of it."""
         for size in [size for size in self._sizes if size > batch_size]:
             self._sizes.remove(size)
             del self._captured[size]
@@ -125,8 +126,12 @@ class Buckets:
         return {key: output[:size] for key, output in captured.outputs.items()}
 
 
-def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
-    """Capture on a device. All graphs share one pool of memory: they never run side by side."""
+def cuda_capture(device: torch.device) -> Capture:
+    """Capture on a device. All graphs share one pool of memory: they never run side by side.
+
+    Nothing else is ever asked of the stream that captures; graphs are replayed on the caller's own (ADR 0070).
+    """
+    stream = stream_of(device, "captures")
     with torch.cuda.device(device):
         pool = torch.cuda.graph_pool_handle()
 
@@ -136,7 +141,11 @@ def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
         raised: BaseException | None = None
         try:
             # thread_local: the staging thread may copy inputs meanwhile, which must not end the capture.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            # torch.cuda.graph leaves its stream the current one where the capture's end fails; torch.cuda.stream does not.
+            with (
+                torch.cuda.stream(stream),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 try:
                     outputs = call()
                 except BaseException as error:  # users' code may raise anything
@@ -148,6 +157,7 @@ def cuda_capture(device: torch.device, stream: torch.cuda.Stream) -> Capture:
             # Nor is the generator of random numbers told that the capture is over; one that ends well tells it.
             with (
                 contextlib.suppress(RuntimeError),
+                torch.cuda.stream(stream),
                 torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
             ):
                 torch.zeros(1, device=device)

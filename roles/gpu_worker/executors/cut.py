@@ -392,6 +392,7 @@ def _moved(argument: Any, device: torch.device) -> Any:
 
 
 def _settle(values: Sequence[Any]) -> None:
-    """Wait for a device that works ahead."""
-    if any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values):
-        torch.cuda.synchronize()
+    """Wait for a device that works ahead: for what this thread asked of it, as another one may capture (ADR 0070)."""
+    for device in {value.device for value in values if isinstance(value, Tensor)}:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()

@@ -64,13 +64,15 @@ class DeviceReplica:
         self._loaded = loaded
         self._batch_size_max = batch_size_max
         self._piece_max = batch_size_max
+        self._piece_for_now = batch_size_max
         self._clock = clock
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = stream_of(device, "batches")
-            torch.cuda.synchronize(device)  # the weights came on the default stream
+            # The weights came on this thread's. Of the device it cannot be asked: another thread may capture (ADR 0070).
+            torch.cuda.current_stream(device).synchronize()
             if capture is None and loaded.may_capture:
-                capture = cuda_capture(device, self._stream)
+                capture = cuda_capture(device)
         self.buckets = Buckets(loaded.model.infer, capture)
         self._pre: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = getattr(
             loaded.model, "pre", None
@@ -123,16 +125,25 @@ class DeviceReplica:
         except TypeError:  # a class without weak references
             return []
 
-    def shrink(self, batch_size: int) -> int:
+    def shrink(self, batch_size: int, *, is_for_now: bool = False) -> int:
         """There was no memory for a batch of that size: the largest one from now on.
 
-        Larger ones that were granted already run in pieces. A single request that does not fit says nothing
-        about others.
+        Larger ones that were granted already run in pieces; `is_for_now`: all do, until `grow_back`. A single request that does
+        not fit says nothing about others.
         """
-        self._piece_max = max(1, min(self._piece_max, batch_size) // 2) if batch_size > 1 else self._piece_max
+        most = min(self._piece_max, self._piece_for_now)
+        most = max(1, min(most, batch_size) // 2) if batch_size > 1 else most
+        if is_for_now:
+            self._piece_for_now = most
+            return self.batch_size_max
+        self._piece_max = most
         self.exec_ms = self.exec_ms[: self._piece_max]
         self.buckets.forget_above(self._piece_max)
         return self.batch_size_max
+
+    def grow_back(self) -> None:
+        """What there was no memory for then may run whole again."""
+        self._piece_for_now = self._batch_size_max
 
     def warm(self, slo_ms: float) -> None:
         """Run every batch size 1, 2, 4, … and the largest; fills `outputs` and `exec_ms`.
@@ -216,12 +227,12 @@ class DeviceReplica:
                 if not (sizes and is_out_of_memory(error)):
                     raise
                 self.no_memory_for = size
-            if size == self.no_memory_for:  # and its error, which held what was computed, is gone
+            # Where there is no memory, its error, which held what was computed, is gone by now.
+            if size == self.no_memory_for or (sizes and size_ms > slo_ms):
                 self._piece_max = sizes[-1]
                 self.buckets.forget_above(sizes[-1])
+                self.slots.shrink(sizes[-1])
                 empty_cache()
-                break
-            if sizes and size_ms > slo_ms:
                 break
             sizes.append(size)
             took_ms.append(size_ms)
@@ -277,8 +288,9 @@ class DeviceReplica:
         """The requests of the batch, all at once unless there is no memory for that; what `pre` makes of them may have other rows."""
         if self._stream is not None and slot.copied is not None:
             self._stream.wait_event(slot.copied)
-        for first in range(0, slot.batch_size, self._piece_max):
-            yield {key: tensor[first : first + self._piece_max] for key, tensor in slot.batch.items()}
+        most = min(self._piece_max, self._piece_for_now)
+        for first in range(0, slot.batch_size, most):
+            yield {key: tensor[first : first + most] for key, tensor in slot.batch.items()}
 
     def _before(self, requests: dict[str, Tensor]) -> dict[str, Tensor]:
         return requests if self._pre is None else self._pre(requests)
@@ -294,7 +306,9 @@ class DeviceReplica:
 
     def _own(self, output: Tensor) -> Tensor:
         output = sendable(output)
-        if output.device.type == "cuda":  # torch keeps freed pinned blocks, so this allocates only at first
+        if (
+            output.device.type == "cuda"
+        ):  # torch keeps freed pinned blocks until the next capture, so this seldom allocates
             host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
             return host.copy_(output, non_blocking=True)
         return output.clone(memory_format=torch.contiguous_format)  # a model may give a buffer that it keeps

@@ -53,7 +53,7 @@ def stream_of(device: torch.device, use: str) -> torch.cuda.Stream:  # noqa: ARG
     """The one stream of this process for that use of a device, whatever its models.
 
     cuBLAS keeps a workspace for each stream it was ever used on (32 MiB on an H200), and a model that comes and goes would leave one
-    behind. And torch has 32 streams a device, which it gives out in turn: one that captures a graph must be nobody else's.
+    behind. And torch has 32 streams a device, which it gives out in turn: one that captures a graph must be nobody else's (ADR 0070).
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -61,7 +61,8 @@ def stream_of(device: torch.device, use: str) -> torch.cuda.Stream:  # noqa: ARG
 class InputSlots:
     """`stage` is called by the staging thread, `take` and `give_back` by the device's own.
 
-    They grow with the batches that are taken, as a model warms up: how large these may be is not known before.
+    They grow with the batches that are taken, as a model warms up: how large these may be is not known before. What was too much is
+    given back by `shrink`.
     """
 
     def __init__(self, example: Mapping[str, Tensor], device: torch.device) -> None:
@@ -115,6 +116,13 @@ class InputSlots:
         """What ran has ended."""
         with self._lock:
             self._running = None
+
+    def shrink(self, rows: int) -> None:
+        """Give back room for more rows than that, of a model that nobody has asked for a batch yet."""
+        with self._lock:
+            if self.rows > rows:
+                self._slots, self.rows, self._running = [], 0, None  # first: there may be no memory for both
+                self._slots, self.rows = [self._made(rows) for _ in range(2)], rows
 
     def _fill(self, slot: Slot, rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]) -> None:
         slot.parts = ()

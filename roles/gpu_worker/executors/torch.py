@@ -46,6 +46,10 @@ class TorchDevice:
         self._clock = clock
         self._hosted: dict[SliceId, dict[ModelId, DeviceReplica]] = {}
         self._uses_cuda = False
+        self._tried: set[DeviceReplica] = set()
+        """Models whose sizes loading threads try out: what they take is given back in a moment."""
+        self._is_tried_beside = False
+        """Whether that was so when the last batch began."""
         self._parts = {} if parts is None else parts
         self._meeting = meeting
         self._gang = gang
@@ -66,11 +70,15 @@ class TorchDevice:
         device = self._device(spec)
         (model,) = spec.models
         hosted, image = self._made(spec, model, device, is_beside=True)
-        hosted.try_sizes(model.slo_ms)
-        # What is there when a model is loaded is put out of the collector's sight: no garbage may be among it, such as of
-        # a load that failed. This takes a few ms, as what was there before the load is out of its sight already.
-        gc.collect()
-        empty_cache()  # of the stream of the tries, on which no batch runs
+        self._tried.add(hosted)
+        try:
+            hosted.try_sizes(model.slo_ms)
+            # What is there when a model is loaded is put out of the collector's sight: no garbage may be among it, such as of
+            # a load that failed. This takes a few ms, as what was there before the load is out of its sight already.
+            gc.collect()
+            empty_cache()  # of the stream of the tries, on which no batch runs
+        finally:
+            self._tried.discard(hosted)
 
         def steps() -> Iterator[ReplicaInfo | None]:
             for _ in hosted.warming(model.slo_ms):
@@ -109,6 +117,9 @@ class TorchDevice:
     def run(self, job: Job) -> JobRan:
         """Run the rows that fit the model's signature."""
         model = self._hosted[job.slice_id][job.model_id]
+        self._is_tried_beside = bool(self._tried)
+        if not self._is_tried_beside:
+            model.grow_back()
         began_ms = self._clock.now_ms()
         outputs, rejected = model.run_parts(job.parts)
         took_ms = self._clock.now_ms() - began_ms
@@ -121,12 +132,13 @@ class TorchDevice:
             model.stage(job.parts)
 
     def shrunk(self, job: Job, error: BaseException) -> int | None:
-        """The largest batch worth granting from now on, where the job failed for want of memory."""
+        """The largest batch worth granting from now on, where the job failed for want of memory that nobody will give back."""
         if not is_out_of_memory(error):
             return None
         model = self._hosted[job.slice_id][job.model_id]
         before = model.batch_size_max
-        after = model.shrink(min(before, sum(part.count for part in job.parts)))
+        count = min(before, sum(part.count for part in job.parts))
+        after = model.shrink(count, is_for_now=self._is_tried_beside or bool(self._tried))
         return after if after < before else None
 
     def explain(self, error: BaseException) -> str:
@@ -148,8 +160,8 @@ class TorchDevice:
             return True
         if not self._uses_cuda:
             return False
-        try:
-            torch.cuda.synchronize()
+        try:  # any call says it; one about the whole device is refused while another thread captures (ADR 0070)
+            torch.cuda.current_stream().synchronize()
         except RuntimeError:
             return True
         return False

@@ -182,6 +182,6 @@ def _took_ms(call: Callable[[], object]) -> float:
         began_ms = clock.now_ms()
         call()
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # not the device, on which another thread may capture (ADR 0070)
         took_ms.append(clock.now_ms() - began_ms)
     return min(took_ms[1:])

@@ -241,6 +241,16 @@ def test_another_share_is_another_worker() -> None:
     assert [type(message) for _, message in sent(actions)] == [Stop]
 
 
+def test_a_gang_whose_model_gets_another_bound_is_another_worker() -> None:
+    host = Agent()
+    gang = replace(hosting("x", "m"), following=(1,), is_gang=True)
+    host.serve(gang)
+    assert host.want(gang) == []
+    actions = host.want(replace(gang, models=(replace(gang.models[0], run_limit_ms=9_000.0),)))
+    assert changes(actions) == [("x", "stopped")]
+    assert [type(message) for _, message in sent(actions)] == [Stop]
+
+
 def test_a_worker_that_is_not_up_yet_is_told_the_models_of_that_moment() -> None:
     host = Agent()
     (started,) = spawns(host.want(hosting("x", "m")))

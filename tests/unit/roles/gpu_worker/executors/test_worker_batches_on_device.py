@@ -7,6 +7,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,11 +20,11 @@ from fabric.link import NamedTensor, Tensor
 from fabric.messages import LoaderSpec
 from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
-from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph, end_failed_capture
+from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph, cuda_capture, end_failed_capture
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
 from roles.gpu_worker.executors.loaders.base import NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
-from roles.gpu_worker.executors.slots import InputSlots, Slot
+from roles.gpu_worker.executors.slots import InputSlots, Slot, stream_of
 from roles.gpu_worker.executors.thread import ThreadExecutor
 from roles.gpu_worker.executors.torch import TorchDevice
 from tests.integration.proc import until
@@ -258,6 +260,115 @@ def test_torchs_allocator_hears_once_that_a_capture_which_failed_is_over(
     assert calls == [("end", 1, (0, 7)), ("release", 1, (0, 7))][: 1 if is_over else 2]
 
 
+class Stream:
+    """A stream of a GPU that is not there; `error`: what its context has."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+        self.waits = 0
+        self.error: RuntimeError | None = None
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Cuda:
+    """What of `torch.cuda` captures and waits use, while another thread captures: the device as a whole cannot be waited for.
+
+    `end`: the error with which a capture ends, which leaves its stream the current one, as `torch.cuda.graph` does.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = Stream()
+        self.end: RuntimeError | None = None
+        stand_ins = {
+            "Stream": Stream,
+            "stream": self.within,
+            "graph": self.capturing,
+            "device": lambda device: nullcontext(),
+            "current_stream": lambda device=None: self.current,
+            "graph_pool_handle": lambda: (0, 1),
+            "CUDAGraph": object,
+            "synchronize": raises(
+                RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            ),
+        }
+        for name, value in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch, "zeros", partial(self._zeros, torch.zeros))
+
+    @staticmethod
+    def _zeros(made: Callable[..., torch.Tensor], *shape: int, device: object = CPU) -> torch.Tensor:
+        return made(*shape)
+
+    @contextmanager
+    def within(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def capturing(self, graph: object, *, stream: Stream, **_: object) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        if self.end is not None:
+            raise self.end
+        self.current = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    stream_of.cache_clear()
+    yield Cuda(monkeypatch)
+    stream_of.cache_clear()
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("end", [None, RuntimeError("CUDA error: operation failed due to a previous error")])
+def test_a_capture_has_a_stream_to_itself_and_batches_go_on_in_theirs(
+    cuda: Cuda, end: RuntimeError | None
+) -> None:
+    """Pinned memory is watched by events on the streams that used it; one that captures would make them worthless."""
+    captured_on: list[Stream] = []
+
+    def call() -> Outputs:
+        captured_on.append(cuda.current)
+        return {}
+
+    batches, captures, *others = (stream_of(GPU, use) for use in ("batches", "captures", "copies", "tries"))
+    cuda.end = end
+    with torch.cuda.stream(batches), pytest.raises(RuntimeError) if end else nullcontext():
+        cuda_capture(GPU)(call)
+    with torch.cuda.stream(batches):
+        with suppress(RuntimeError):
+            cuda_capture(GPU)(call)
+        assert {id(cuda.current)} == {id(batches)}
+    assert {id(one) for one in captured_on} == {id(captures)}
+    assert captures not in [batches, *others]
+
+
+def test_a_model_that_is_loaded_while_another_one_is_captured_waits_for_its_own_weights_only(
+    cuda: Cuda,
+) -> None:
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:Doubler"), CPU)
+    DeviceReplica("m", loaded, 8, GPU, MonotonicClock())
+    assert cuda.current.waits == 1
+
+
+def test_what_fails_while_another_model_is_captured_has_not_broken_the_device(cuda: Cuda) -> None:
+    device = TorchDevice(MonotonicClock())
+    device._uses_cuda = True
+    assert not device.is_broken
+    cuda.current.error = RuntimeError("CUDA error: device-side assert triggered")
+    assert device.is_broken
+
+
 def test_no_memory_for_a_capture_is_no_memory() -> None:
     def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -384,6 +495,44 @@ def test_inputs_have_room_for_the_batches_that_run_and_not_for_all_that_were_ask
     assert totals(small, part(*range(8))) == [3.0 * value for value in range(8)]
 
 
+class Slowing(Replayed):
+    """A ms for each row."""
+
+    def __init__(self, call: Callable[[], Outputs], clock: FakeClock) -> None:
+        super().__init__(call)
+        self._clock = clock
+
+    def replay(self) -> None:
+        super().replay()
+        self._clock.ms += len(self.outputs["total"])
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def now_ms(self) -> float:
+        return self.ms
+
+
+def test_nothing_is_kept_of_a_size_that_is_over_the_slo(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, graphs, emptied = FakeClock(), weakref.WeakSet[Slowing](), []
+
+    def capture(call: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        graph = Slowing(call, clock)
+        graphs.add(graph)
+        return graph, graph.outputs
+
+    monkeypatch.setattr(hosted_module, "empty_cache", lambda: emptied.append(len(graphs)))
+    loaded = load_model(LoaderSpec(python=f"{MODELS}:Doubler"), CPU)
+    model = DeviceReplica("m", loaded, 32, CPU, clock, capture)
+    model.warm(5.0)
+    assert (model.batch_size_max, model.limited_by) == (4, "")
+    assert (model.buckets.sizes, len(graphs), emptied) == ((1, 2, 4), 3, [3])
+    assert model.slots.rows == 4
+    assert totals(model, part(1, 2, 3)) == [3, 6, 9]
+
+
 def test_no_memory_for_the_inputs_of_a_batch_is_no_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = InputSlots._made
 
@@ -418,6 +567,57 @@ def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pie
     assert by_name(device.run(batch).outputs)["total"].tolist() == [3, 6, 9, 12, 15, 18, 21]
     assert device.shrunk(batch, caught.value) is None
     assert device.shrunk(batch, ValueError("something else")) is None
+
+
+def test_what_another_model_takes_while_it_is_tried_halves_nothing_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = TorchDevice(MonotonicClock())
+    device.load(user_slice("Hungry", batch_size_max=8))
+    batch = job(1, 2, 3, 4, 5, 6, 7)
+
+    def failed() -> int | None:
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
+            device.run(batch)
+        return device.shrunk(batch, caught.value)
+
+    def tried(*_: object) -> None:
+        assert failed() is None
+        assert failed() is None  # in pieces of 3, which still are too large
+        assert by_name(device.run(batch).outputs)["total"].tolist() == [3, 6, 9, 12, 15, 18, 21]
+
+    monkeypatch.setattr(DeviceReplica, "try_sizes", tried)
+    device.load_beside(user_slice("Doubler"))
+    assert device._hosted[SLICE][MODEL].batch_size_max == 8
+    assert failed() == 3, "it was whole again, and there is no memory without the other one either"
+
+
+def test_a_batch_that_outlasts_the_tries_beside_it_halves_nothing_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = TorchDevice(MonotonicClock())
+    device.load(user_slice("Hungry", batch_size_max=8))
+    model, batch = device._hosted[SLICE][MODEL], job(1, 2, 3, 4)
+    began, may_end = threading.Event(), threading.Event()
+    run_parts = model.run_parts
+
+    def tried(*_: object) -> None:
+        began.set()
+        assert may_end.wait(60)
+
+    def outlasting(parts: Sequence[JobPart]) -> object:
+        may_end.set()
+        loading.join(60)
+        return run_parts(parts)
+
+    monkeypatch.setattr(DeviceReplica, "try_sizes", tried)
+    monkeypatch.setattr(model, "run_parts", outlasting)
+    loading = threading.Thread(target=device.load_beside, args=(user_slice("Doubler"),))
+    loading.start()
+    assert began.wait(60)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
+        device.run(batch)
+    assert device.shrunk(batch, caught.value) is None
 
 
 def test_the_executor_says_what_size_is_left_before_it_fails_the_batch() -> None:

@@ -290,6 +290,24 @@ def test_a_model_that_comes_later_is_loaded_beside_and_one_that_was_given_up_is_
     assert stage.say(stage_loaded(3, 1), stage_loaded(3, 2)) == []
 
 
+def test_a_model_that_gets_another_bound_is_loaded_anew_in_all_stages() -> None:
+    stage = serving()
+    (model,) = pipeline().models
+    changed = replace(pipeline(), models=(replace(model, run_limit_ms=9_000.0),))
+    stage.later.sent.clear()
+    stage.executor.unload_model(SLICE, MODEL)
+    stage.executor.load_model(changed, 7)
+    assert stage.hear(ModelLoaded(SLICE, 7, replica())) == []
+    messages = [message for _, message in stage.later.sent]
+    assert messages[:2] == [UnloadStage(SLICE, MODEL)] * 2
+    assert [one.spec.models[0].run_limit_ms for one in messages if isinstance(one, LoadStage)] == [
+        9_000.0
+    ] * 2
+    (event,) = stage.say(stage_loaded(2, 1), stage_loaded(2, 2))
+    assert isinstance(event, ModelLoaded)
+    assert event.replica is not None
+
+
 @pytest.mark.parametrize("is_asked_again", [False, True])
 def test_a_model_that_the_first_stage_had_loaded_when_it_was_given_up_is_loaded_nowhere(
     *, is_asked_again: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,9 +174,10 @@ def test_without_its_model_a_gang_has_nothing_to_load() -> None:
     assert ranks.later.sent == []
 
 
-def test_another_model_makes_it_another_slice_and_fewer_of_its_bounds_do_not() -> None:
-    other = replace(spec(), models=(model_spec("other"),))
-    slower = replace(spec(), models=(replace(spec().models[0], slo_ms=99.0),))
+@pytest.mark.parametrize("change", [{"run_limit_ms": 9.0}, {"batch_size_max": 2}, {"slo_ms": 99.0}])
+def test_whatever_changes_of_its_model_makes_a_gang_another_slice(change: dict[str, Any]) -> None:
+    """Its worker could not load the model anew beside the one that runs."""
+    other = replace(spec(), models=(replace(spec().models[0], **change),))
+    assert spec().is_same_but_models(spec())
     assert not spec().is_same_but_models(other)
-    assert spec().is_same_but_models(slower)
     assert replace(spec(), is_gang=False).is_same_but_models(replace(other, is_gang=False))
