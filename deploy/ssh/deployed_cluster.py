@@ -36,6 +36,8 @@ READY_LIMIT_MS: Final = 900_000.0
 """Anew whenever one more slice is ready than ever; and longer where slices have several models."""
 READY_EVERY_S: Final = 0.5
 SAY_EVERY_MS: Final = 10_000.0
+GATEWAY_LIMIT_MS: Final = 30_000.0
+"""Of one whose frontends serve: it connects to them again every now and then."""
 
 _TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
 _NOBODY_SERVES: Final = (EXIT_UNREACHABLE, EXIT_NOT_STARTED)
@@ -106,6 +108,46 @@ class DeployedCluster:
             if self.stop.wait(READY_EVERY_S):
                 return None, [f"was not waited for any longer: {why}"]
         return None, [f"nothing more became ready within {limit_ms / 1e3:g} s: {why}"]
+
+    def until_gateways_serve(
+        self, failed: Collection[str], say: Say
+    ) -> tuple[dict[str, list[str]], list[str]]:
+        """Ask until every gateway of a host that has not failed is ready. By protocol, where they are; then what is wrong with the others."""
+        endpoints: dict[str, list[str]] = {}
+        problems = []
+        for wanted in self.inventory.hosts:
+            if wanted.gateway is None or wanted.host in failed:
+                continue
+            role_id = wanted.gateway.role_id
+            try:
+                addresses = self._until_gateway_serves(wanted.host, role_id)
+            except FabricError as error:
+                problems.append(f"{role_id}: {error}")
+                continue
+            for protocol in ("http", "grpc"):
+                for address in addresses.get(protocol, ()):
+                    endpoints.setdefault(protocol, []).append(address)
+                    say(wanted.host, f"{role_id} serves {address}")
+        return endpoints, problems
+
+    def _until_gateway_serves(self, host: str, role_id: str) -> Mapping[str, Sequence[str]]:
+        """Its addresses; none where there is no such gateway. Raises FabricError where it does not become ready."""
+        until_ms = self.clock.now_ms() + GATEWAY_LIMIT_MS
+        while why := self._why_not_ready(host, role_id):
+            if self.clock.now_ms() > until_ms or self.stop.wait(READY_EVERY_S):
+                raise FabricError(f"is not ready: {why}")
+        found = self.connections[host].ask({"do": "run_files"}, limit_s=ASK_LIMIT_S)["run_files"]
+        return next((one["addresses"] for one in found if one["role_id"] == role_id), {})
+
+    def _why_not_ready(self, host: str, role_id: str) -> str:
+        """What the roles of that host say where this one is among those that are not ready; empty: it is ready, or not there."""
+        try:
+            said = str(self._ask_tenuto(host, ["health", "--json"])["said"])
+        except PeerLost:
+            raise
+        except FabricError as error:  # the host may be busy
+            return str(error)
+        return said if f"{role_id} " in said else ""
 
     def status(self) -> tuple[dict[str, Any] | None, str]:
         """What the active schedulers of all shards say, as one; why there is nothing. A shard of which none answers is listed without a scheduler.
