@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from deploy.local.shell import SETTLED_STATES, problems_of
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.inventory import Inventory
+from deploy.ssh.rollout import HOSTS_AT_ONCE
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import scheduler_id
@@ -113,31 +115,33 @@ class DeployedCluster:
         self, failed: Collection[str], say: Say
     ) -> tuple[dict[str, list[str]], list[str]]:
         """Ask until every gateway of a host that has not failed is ready. By protocol, where they are; then what is wrong with the others."""
-        endpoints: dict[str, list[str]] = {}
-        problems = []
-        for wanted in self.inventory.hosts:
-            if wanted.gateway is None or wanted.host in failed:
-                continue
-            role_id = wanted.gateway.role_id
+        there = [one for one in self.inventory.hosts if one.host not in failed]
+        role_ids = {one.host: one.gateway.role_id for one in there if one.gateway is not None}
+        with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
             try:
-                addresses = self._until_gateway_serves(wanted.host, role_id)
-            except FabricError as error:
-                problems.append(f"{role_id}: {error}")
-                continue
+                found = list(pool.map(self._until_gateway_serves, role_ids, role_ids.values()))
+            except BaseException:  # the threads are waited for
+                self.stop.set()
+                raise
+        endpoints: dict[str, list[str]] = {}
+        for (host, role_id), (addresses, _) in zip(role_ids.items(), found, strict=True):
             for protocol in ("http", "grpc"):
                 for address in addresses.get(protocol, ()):
                     endpoints.setdefault(protocol, []).append(address)
-                    say(wanted.host, f"{role_id} serves {address}")
-        return endpoints, problems
+                    say(host, f"{role_id} serves {address}")
+        return endpoints, [problem for _, problem in found if problem]
 
-    def _until_gateway_serves(self, host: str, role_id: str) -> Mapping[str, Sequence[str]]:
-        """Its addresses; none where there is no such gateway. Raises FabricError where it does not become ready."""
+    def _until_gateway_serves(self, host: str, role_id: str) -> tuple[Mapping[str, Sequence[str]], str]:
+        """Its addresses, none where there is no such gateway; or why it does not become ready."""
         until_ms = self.clock.now_ms() + GATEWAY_LIMIT_MS
-        while why := self._why_not_ready(host, role_id):
-            if self.clock.now_ms() > until_ms or self.stop.wait(READY_EVERY_S):
-                raise FabricError(f"is not ready: {why}")
-        found = self.connections[host].ask({"do": "run_files"}, limit_s=ASK_LIMIT_S)["run_files"]
-        return next((one["addresses"] for one in found if one["role_id"] == role_id), {})
+        try:
+            while why := self._why_not_ready(host, role_id):
+                if self.clock.now_ms() > until_ms or self.stop.wait(READY_EVERY_S):
+                    return {}, f"{role_id}: is not ready: {why}"
+            told = self.connections[host].ask({"do": "run_files"}, limit_s=ASK_LIMIT_S)["run_files"]
+        except FabricError as error:
+            return {}, f"{role_id}: {error}"
+        return next((one["addresses"] for one in told if one["role_id"] == role_id), {}), ""
 
     def _why_not_ready(self, host: str, role_id: str) -> str:
         """What the roles of that host say where this one is among those that are not ready; empty: it is ready, or not there."""
