@@ -42,8 +42,8 @@ def scheduler_id(number: int) -> str:
     return f"{SCHEDULER_PREFIX}{number}"
 
 
-def gateway_id(number: int) -> str:
-    """The role id of a gateway, from 0."""
+def gateway_id(number: int | str) -> str:
+    """The role id of a gateway: from 0, or by the host whose gateway it is."""
     return f"{GATEWAY_PREFIX}{number}"
 
 

@@ -19,8 +19,6 @@ GATEWAY_KEYS_DIR: Final = f"{KEYS_DIR}/gateway"
 SECRET_DIR: Final = "/etc/tenuto/gateway"  # noqa: S105  a folder
 STOP_S: Final = 6
 """What a gateway takes to end: the frontend beside it must be there meanwhile."""
-HTTP_PORT: Final = 8000
-GRPC_PORT: Final = 8001
 
 Plain = dict[str, Any]
 
@@ -41,19 +39,7 @@ class GatewayWanted:
 
 def gateway_wanted(config: GatewayConfig) -> GatewayWanted | None:
     """None where the file has none, or one without a token: others reach a pod, whatever address the file says."""
-    if not config.is_wanted or config.token_file is None:
-        return None
-    ports = {
-        name: int(address.rpartition(":")[2]) or default
-        for name, address, default in (("http", config.http, HTTP_PORT), ("grpc", config.grpc, GRPC_PORT))
-        if address is not None
-    }
-    named = {
-        "token_file": config.token_file,
-        "tls_certificate": config.tls_certificate,
-        "tls_key": config.tls_key,
-    }
-    return GatewayWanted(ports, {key: path for key, path in named.items() if path is not None})
+    return GatewayWanted(config.ports, config.files) if config.may_be_reached else None
 
 
 def gateway_command(wanted: GatewayWanted, config_file: str) -> list[str]:

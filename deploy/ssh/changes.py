@@ -9,11 +9,28 @@ from typing import Final
 
 from deploy.ssh.facts import HostFacts, Running, Unreachable
 from deploy.ssh.inventory import HostWanted, Inventory, RoleOnHost
-from deploy.ssh.steps import Goods, Phase, Plan, Step, in_order, remembered, role_script, start_step
-from fabric.ids import AGENT_PREFIX, FRONTEND_PREFIX, SCHEDULER_PREFIX, role_id_of_node
+from deploy.ssh.steps import (
+    Goods,
+    Phase,
+    Plan,
+    Step,
+    in_order,
+    is_unknown,
+    remembered,
+    role_script,
+    start_step,
+)
+from fabric.ids import (
+    AGENT_PREFIX,
+    FRONTEND_PREFIX,
+    GATEWAY_PREFIX,
+    SCHEDULER_PREFIX,
+    role_id_of_node,
+)
 from roles.config.hosts import DeployConfig
 
 END_OF: Final = {
+    GATEWAY_PREFIX: Phase.END_GATEWAYS,
     FRONTEND_PREFIX: Phase.END_FRONTENDS,
     AGENT_PREFIX: Phase.END_AGENTS,
     SCHEDULER_PREFIX: Phase.END_SCHEDULERS,
@@ -37,13 +54,22 @@ def plan_restart(
 
     def steps(wanted: HostWanted, told: HostFacts) -> Iterator[Step]:
         for role in wanted.roles:
-            if not only or role.role_id in only:
+            if (not only or role.role_id in only) and not is_unknown(role, told.now, told, goods):
                 yield from _started(
                     wanted, role, told, goods, deploy, told.now, "starts again", is_again=True
                 )
         yield from back_steps(wanted, told)
 
-    return _planned(inventory, facts, steps, needs_one=True)
+    plan = _planned(inventory, facts, steps, needs_one=True)
+    problems = dict(plan.problems)
+    for wanted in inventory.hosts:
+        told = facts[wanted.host]
+        for role in wanted.roles:
+            if role.role_id not in only or wanted.host in problems or isinstance(told, Unreachable):
+                continue
+            if is_unknown(role, told.now, told, goods):
+                problems[wanted.host] = [f"{role.role_id} is not on it yet: run `tenuto deploy up` first"]
+    return replace(plan, problems=problems)
 
 
 def plan_rollback(
@@ -57,6 +83,11 @@ def plan_rollback(
         if target is None:
             return
         for role in wanted.roles:
+            if is_unknown(role, target, told, goods):
+                if role.role_id in told.roles:
+                    detail = f"{role.role_id}: configuration {target.config} has none"
+                    yield Step(wanted.host, Phase.END_GATEWAYS, "stop", detail, _stop(role.role_id))
+                continue
             why = f"starts again: back to {target.version}, configuration {target.config}"
             yield from _started(wanted, role, told, goods, deploy, target, why)
         yield from back_steps(wanted, told)
@@ -86,7 +117,7 @@ def plan_down(
     facts: Mapping[str, HostFacts | Unreachable],
     taken_out: Mapping[str, HostFacts | Unreachable] | None = None,
 ) -> Plan:
-    """End frontends, then agents, then schedulers, everywhere; then remove all that was made on each host.
+    """End gateways, then frontends, agents and schedulers, everywhere; then remove all that was made on each host.
 
     `taken_out`: what hosts tell that the file does not have any more.
     """
@@ -186,6 +217,10 @@ def drain_step(host: str) -> Step:
     return Step(host, Phase.DRAIN, "drain", detail, {"do": "drain"})
 
 
+def _stop(role_id: str) -> Mapping[str, object]:
+    return {"do": "stop", "role_ids": [role_id]}
+
+
 def _ends(host: str, told: HostFacts) -> Iterator[Step]:
     """Of everything on a host."""
     if not told.is_there:
@@ -193,7 +228,7 @@ def _ends(host: str, told: HostFacts) -> Iterator[Step]:
     for prefix, phase in END_OF.items():
         for role_id in sorted(told.roles):
             if role_id.startswith(prefix):
-                yield Step(host, phase, "stop", role_id, {"do": "stop", "role_ids": [role_id]})
+                yield Step(host, phase, "stop", role_id, _stop(role_id))
     yield Step(host, Phase.REMOVE, "remove", told.base, {"do": "remove"})
 
 

@@ -96,7 +96,7 @@ def upgrade(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  c
 @dry_run_option
 @json_option
 def restart(file: Path, rolling: bool, roles: tuple[str, ...], is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
-    """Start the roles again with what their hosts were told to run last, whatever FILE says by now: agents, schedulers, frontends."""
+    """Start the roles again with what their hosts were told to run last, whatever FILE says by now: agents, schedulers, frontends, gateways."""
     deployment = Deployment.of(file)
     _change(deployment, deployment.plan_restart(roles), as_json=as_json, is_dry=is_dry, is_rolling=rolling)
 

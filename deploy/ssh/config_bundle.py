@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.ssh.inventory import CONFIG_FILE, Rank, RoleOnHost, inventory_of
+from deploy.ssh.inventory import CONFIG_FILE, Rank, RoleOnHost, gateway_file, inventory_of
 from fabric.errors import ConfigError
 from fabric.keys import naming_path
 from roles.config.cluster import ClusterConfig
@@ -33,6 +33,8 @@ _SCHEDULERS_ALONE: Final = frozenset(
     | {"network", "interference"}
 )
 """Sections of the file, and of its `cluster`, that no other role reads; but for applications, which frontends serve."""
+_OF_GATEWAYS: Final = ("http", "grpc")
+"""Of `listen`; no other role reads them, nor `cluster.gateway`."""
 _OF_APPLICATIONS: Final = ("applications", "graph_deadlines", "seed")
 BYTES_MAX: Final = 4 << 30
 
@@ -103,6 +105,9 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
             written["shard"] = node.shard
     if source.config.security.keys is not None:
         document["security"] = {"keys": KEYS}
+    gateway = source.config.gateway
+    if gateway.may_be_reached:  # what it reads is secret, and lies beside the keys
+        document["cluster"]["gateway"] |= {key: f"{KEYS}/{gateway_file(key)}" for key in gateway.files}
     for model in document["models"]:
         take_along(model, base_dir, files, hashes)
     glue: dict[str, str] = {}
@@ -130,6 +135,9 @@ def _view(
     agent's folder. So a model, a rate or a host more is no reason for these to start again. Applications are the frontends', with their glue.
     The address of its page of metrics is said, as it follows from how many roles come before it.
     """
+    if role.rank is Rank.GATEWAY:
+        return _view_of_gateway(host, document)
+    document = _without_gateway(document)
     cluster = document["cluster"]
     if role.rank is Rank.SCHEDULER:
         return ["all", document, hashes]  # not the folder's name, which no script has in its stamp
@@ -147,6 +155,24 @@ def _view(
         rest |= {key: document[key] for key in _OF_APPLICATIONS if key in document}
     files = {Rank.AGENT: hashes, Rank.FRONTEND: glue}
     return [{**rest, "cluster": own}, files.get(role.rank, {}), role.page]
+
+
+def _view_of_gateway(host: str, document: Mapping[str, Any]) -> Any:
+    """What its own keys say, where its frontends and itself are, and the models that may be loaded through it."""
+    cluster, listen = document["cluster"], document.get("listen") or {}
+    gateway = cluster["gateway"]
+    frontends = [at for at, one in enumerate(cluster["frontends"]) if one["host"] == host]
+    models = document["models"] if gateway.get("model_control") else []
+    own = {key: listen.get(key) for key in _OF_GATEWAYS}
+    return [gateway, own, cluster["addresses"].get(host), frontends, models]
+
+
+def _without_gateway(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    cluster, listen = ({**(document.get(key) or {})} for key in ("cluster", "listen"))
+    cluster.pop("gateway", None)
+    for key in _OF_GATEWAYS:
+        listen.pop(key, None)
+    return {**document, "cluster": cluster, "listen": listen}
 
 
 def _hash_of(value: Any) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from deploy.local.shell import SETTLED_STATES, problems_of
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.inventory import Inventory
+from deploy.ssh.rollout import HOSTS_AT_ONCE
 from fabric.clock import MonotonicClock
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import scheduler_id
@@ -36,6 +38,8 @@ READY_LIMIT_MS: Final = 900_000.0
 """Anew whenever one more slice is ready than ever; and longer where slices have several models."""
 READY_EVERY_S: Final = 0.5
 SAY_EVERY_MS: Final = 10_000.0
+GATEWAY_LIMIT_MS: Final = 30_000.0
+"""Of one whose frontends serve: it connects to them again every now and then."""
 
 _TAKES_EFFECT: Final = (0, EXIT_PARTIAL)
 _NOBODY_SERVES: Final = (EXIT_UNREACHABLE, EXIT_NOT_STARTED)
@@ -106,6 +110,48 @@ class DeployedCluster:
             if self.stop.wait(READY_EVERY_S):
                 return None, [f"was not waited for any longer: {why}"]
         return None, [f"nothing more became ready within {limit_ms / 1e3:g} s: {why}"]
+
+    def until_gateways_serve(
+        self, failed: Collection[str], say: Say
+    ) -> tuple[dict[str, list[str]], list[str]]:
+        """Ask until every gateway of a host that has not failed is ready. By protocol, where they are; then what is wrong with the others."""
+        there = [one for one in self.inventory.hosts if one.host not in failed]
+        role_ids = {one.host: one.gateway.role_id for one in there if one.gateway is not None}
+        with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
+            try:
+                found = list(pool.map(self._until_gateway_serves, role_ids, role_ids.values()))
+            except BaseException:  # the threads are waited for
+                self.stop.set()
+                raise
+        endpoints: dict[str, list[str]] = {}
+        for (host, role_id), (addresses, _) in zip(role_ids.items(), found, strict=True):
+            for protocol in ("http", "grpc"):
+                for address in addresses.get(protocol, ()):
+                    endpoints.setdefault(protocol, []).append(address)
+                    say(host, f"{role_id} serves {address}")
+        return endpoints, [problem for _, problem in found if problem]
+
+    def _until_gateway_serves(self, host: str, role_id: str) -> tuple[Mapping[str, Sequence[str]], str]:
+        """Its addresses, none where there is no such gateway; or why it does not become ready."""
+        until_ms = self.clock.now_ms() + GATEWAY_LIMIT_MS
+        try:
+            while why := self._why_not_ready(host, role_id):
+                if self.clock.now_ms() > until_ms or self.stop.wait(READY_EVERY_S):
+                    return {}, f"{role_id}: is not ready: {why}"
+            told = self.connections[host].ask({"do": "run_files"}, limit_s=ASK_LIMIT_S)["run_files"]
+        except FabricError as error:
+            return {}, f"{role_id}: {error}"
+        return next((one["addresses"] for one in told if one["role_id"] == role_id), {}), ""
+
+    def _why_not_ready(self, host: str, role_id: str) -> str:
+        """What the roles of that host say where this one is among those that are not ready; empty: it is ready, or not there."""
+        try:
+            said = str(self._ask_tenuto(host, ["health", "--json"])["said"])
+        except PeerLost:
+            raise
+        except FabricError as error:  # the host may be busy
+            return str(error)
+        return said if f"{role_id} " in said else ""
 
     def status(self) -> tuple[dict[str, Any] | None, str]:
         """What the active schedulers of all shards say, as one; why there is nothing. A shard of which none answers is listed without a scheduler.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError
-from fabric.ids import frontend_id, role_id_of_node, scheduler_id
+from fabric.ids import frontend_id, gateway_id, role_id_of_node, scheduler_id
 from fabric.keys import FRONTEND, SCHEDULER, key_file, principal_of_node
 from roles.cli.whereabouts import require_keys
 from roles.config.cluster import ClusterConfig
+from roles.config.gateway import NO_GATEWAY
+from roles.config.listeners import check_apart
 from roles.config.metrics_pages import metrics_pages
 
 CONFIG_FILE: Final = "cluster.json"
@@ -24,26 +27,27 @@ class Rank(IntEnum):
     AGENT = 0
     SCHEDULER = 1
     FRONTEND = 2
+    GATEWAY = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOnHost:
-    """One role. `principal`: whose key it has. `arguments`: of the `tenuto` command, in the folder of its configuration.
+    """One role. `principal`: whose key it has; None: none, it asks roles of its host alone. `arguments`: of the `tenuto` command, in the folder of its configuration.
 
-    `port`: others reach it there. `page`: the address of its page of metrics, which depends on the roles before it.
+    `ports`: others reach it there. `page`: the address of its page of metrics, which depends on the roles before it.
     """
 
     role_id: str
     rank: Rank
-    principal: str
+    principal: str | None
     arguments: tuple[str, ...]
-    port: int | None = None
+    ports: tuple[int, ...] = ()
     page: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HostWanted:
-    """What one host is to run and to have. `keys`: files of the keys folder; `extras`: of the distribution.
+    """What one host is to run and to have. `keys`: files of the keys folder; `secrets`: those of a gateway, as they are called beside these; `extras`: of the distribution.
 
     `needs_driver`: it has real GPUs; `needs_mps`: they are to be shared by NVIDIA's MPS.
     """
@@ -52,13 +56,19 @@ class HostWanted:
     roles: tuple[RoleOnHost, ...]
     keys: tuple[str, ...]
     extras: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
     needs_driver: bool = False
     needs_mps: bool = False
 
     @property
-    def ports(self) -> Mapping[str, int]:
+    def ports(self) -> Mapping[str, Sequence[int]]:
         """By role id."""
-        return {role.role_id: role.port for role in self.roles if role.port is not None}
+        return {role.role_id: role.ports for role in self.roles if role.ports}
+
+    @property
+    def gateway(self) -> RoleOnHost | None:
+        """The one that asks its frontends."""
+        return next((role for role in self.roles if role.rank is Rank.GATEWAY), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +100,49 @@ def inventory_of(config: ClusterConfig) -> Inventory:
     require_keys(config)
     places = config.places
     scheduler_hosts = tuple(dict.fromkeys(one.host for one in places.schedulers))
-    return Inventory(tuple(_wanted(config, host) for host in config.hosts), scheduler_hosts)
+    hosts = tuple(_wanted(config, host) for host in config.hosts)
+    for one in hosts:
+        if one.gateway is not None:
+            address = places.addresses.get(one.host, one.host)
+            check_apart(_listeners(one, address, [f"listen.{name}" for name in config.gateway.ports]))
+    return Inventory(hosts, scheduler_hosts)
+
+
+def gateway_file(key: str) -> str:
+    """What a file that `cluster.gateway` names is called in a host's keys folder."""
+    return f"gateway.{key}"
 
 
 def not_started(config: ClusterConfig) -> Iterator[str]:
     """What `tenuto up` runs of this file and `tenuto deploy` does not: on which host it should be, the file does not say."""
-    left = [
-        *(["a gateway (cluster.gateway, listen.http, listen.grpc)"] if config.gateway.is_wanted else []),
-        *(["the page (listen.page)"] if config.listen.page is not None else []),
-    ]
-    if left:
-        yield f"not started on any host: {' and '.join(left)}; docs/operate/deploy.md says how to run it there"
+    if config.gateway.is_wanted and not config.gateway.may_be_reached:
+        yield (
+            "not started on any host: a gateway (listen.http, listen.grpc), which others would reach there; give"
+            " cluster.gateway a token_file (docs/operate/deploy.md)"
+        )
+    if config.listen.page is not None:
+        yield "not started on any host: the page (listen.page); docs/operate/deploy.md says how to run it there"
+
+
+def _listeners(wanted: HostWanted, address: str, of_gateway: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """What listens on a host, for `check_apart`. `of_gateway`: what the file calls the gateway's ports."""
+    for role in wanted.roles:
+        whats = of_gateway if role.rank is Rank.GATEWAY else [f"the port of {role.role_id}"]
+        for what, port in zip(whats, role.ports, strict=False):  # a frontend may have none
+            yield what, wanted.host, f"{address}:{port}"
+        if role.page is not None:
+            is_near = is_loopback(host_of(role.page))
+            page = role.page if is_near else f"{address}:{role.page.rpartition(':')[2]}"
+            yield f"the page of metrics of {role.role_id}", wanted.host, page
 
 
 def _wanted(config: ClusterConfig, host: str) -> HostWanted:
     places, nodes = config.places, [node for node in config.nodes if node.host == host]
     pages = {page.role_id: page.address for page in metrics_pages(config)}
-    ports = places.ports(host)
+    ports = {role_id: (port,) for role_id, port in places.ports(host).items()}
     schedulers = [at for at, one in enumerate(places.schedulers) if one.host == host]
     frontends = [at for at, one in enumerate(places.frontends) if one.host == host]
+    gateway = config.gateway if frontends and config.gateway.may_be_reached else NO_GATEWAY
     roles = [
         *(
             RoleOnHost(
@@ -132,7 +166,7 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                     str(at),
                     *(["--standby"] if places.schedulers[at].is_standby else []),
                 ),
-                places.schedulers[at].port,
+                ports[scheduler_id(at)],
                 pages.get(scheduler_id(at)),
             )
             for at in schedulers
@@ -143,17 +177,22 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
                 Rank.FRONTEND,
                 FRONTEND,
                 ("frontend", CONFIG_FILE, "--index", str(at)),
-                ports.get(frontend_id(at)),
+                ports.get(frontend_id(at), ()),
                 pages.get(frontend_id(at)),
             )
             for at in frontends
         ),
     ]
+    if gateway.is_wanted:
+        arguments = ("gateway", CONFIG_FILE, "--node", host)
+        roles.append(
+            RoleOnHost(gateway_id(host), Rank.GATEWAY, None, arguments, tuple(gateway.ports.values()))
+        )
     is_real = any(node.device != "emulated" and node.gpus for node in nodes)
     is_solved = bool(schedulers) and (
         config.placement.name in _SOLVED or config.placement.options.get("subclusters", 1) != 1
     )
-    principals = dict.fromkeys(role.principal for role in roles)
+    principals = dict.fromkeys(role.principal for role in roles if role.principal is not None)
     on_cuda = [node for node in nodes if node.device == "cuda" and node.gpus]
     return HostWanted(
         host,
@@ -163,7 +202,9 @@ def _wanted(config: ClusterConfig, host: str) -> HostWanted:
             *(("worker",) if is_real else ()),
             *(("plan",) if is_solved else ()),
             *(("metrics",) if any(role.page is not None for role in roles) else ()),
+            *(("gateway",) if gateway.is_wanted else ()),
         ),
+        tuple(map(gateway_file, gateway.files)),
         needs_driver=bool(on_cuda),
         needs_mps=any(node.mps for node in on_cuda),
     )

@@ -25,7 +25,7 @@ from deploy.ssh.steps import (
     role_script,
     start_step,
 )
-from fabric.ids import role_id_of_node
+from fabric.ids import FRONTEND_PREFIX, role_id_of_node
 from fabric.keys import TRUSTED_FILE
 from fabric.policy_options import counted
 from roles.config.hosts import DeployConfig
@@ -142,7 +142,10 @@ class _HostPlan:
         home = self._homes.get(role_id)
         why = "not in the file any more" if home is None else f"moves to {home}"
         stop = self._step("stop", f"{role_id}: {why}", {"role_ids": [role_id]})
-        return replace(stop, phase=phase, needs=self._places_of([role_id]))
+        # A gateway stays for as long as a frontend beside it does, which may wait for its own next place.
+        is_gateway = phase is Phase.END_GATEWAYS
+        beside = [one for one in self._facts.roles if is_gateway and one.startswith(FRONTEND_PREFIX)]
+        return replace(stop, phase=phase, needs=self._places_of([role_id, *beside]))
 
     def _places_of(self, role_ids: Collection[str]) -> frozenset[str]:
         return places_of(role_ids, self._homes, self._all_facts)
@@ -194,7 +197,8 @@ class _HostPlan:
 
     def _keys(self, unwanted_roles: Collection[str]) -> Iterator[Step]:
         """Those that are wanted come first of all; the others go when nothing runs with them any more."""
-        wanted = {*self._wanted.keys, TRUSTED_FILE} if self._wanted.keys else set[str]()
+        wanted = {*self._wanted.keys, *self._wanted.secrets}
+        wanted |= {TRUSTED_FILE} if self._wanted.keys else set()
         files = [
             SentFile.of(f"keys/{name}", self._goods.keys[name], 0o644 if name == TRUSTED_FILE else 0o600)
             for name in sorted(wanted)
@@ -223,4 +227,6 @@ class _HostPlan:
             why = f"starts again: another {' and '.join(changed) or 'key or environment'}"
         step = start_step(self._wanted, role, script, why, facts, run, self._goods)
         if step is not None:
-            yield replace(step, needs=self._places_of([role.role_id]))
+            is_gateway = role.rank is Rank.GATEWAY
+            beside = [one.role_id for one in self._wanted.roles if is_gateway and one.rank is Rank.FRONTEND]
+            yield replace(step, needs=self._places_of([role.role_id, *beside]))

@@ -8,6 +8,7 @@ from typing import Final
 from deploy.ssh.facts import HostFacts
 from deploy.ssh.inventory import HostWanted, Inventory, Rank
 from deploy.ssh.steps import Goods, megabytes
+from fabric.ids import GATEWAY_PREFIX
 from roles.config.hosts import DeployConfig
 
 CLOCK_OFF_MS_MAX: Final = 2_000.0
@@ -36,12 +37,11 @@ def problems_of_host(
         needed = _room_needed(wanted, facts, goods, deploy)
         if facts.free_bytes < needed:
             yield f"{megabytes(facts.free_bytes)} are free in {facts.base}; it needs {megabytes(needed)}: make room there"
-    for role_id, holder in facts.taken.items():
-        if role_id not in facts.roles or not facts.roles[role_id]:
-            yield (
-                f"port {wanted.ports[role_id]} of {role_id} is taken by {holder}: end that, or choose another port"
-                " (cluster.schedulers[].port, listen.client)"
-            )
+    for role_id, taken in facts.taken.items():
+        is_gateway = role_id.startswith(GATEWAY_PREFIX)
+        keys = "listen.http, listen.grpc" if is_gateway else "cluster.schedulers[].port, listen.client"
+        for port, holder in taken:
+            yield f"port {port} of {role_id} is taken by {holder}: end that, or choose another port ({keys})"
     if wanted.needs_driver and not facts.has_driver:
         yield "it has no NVIDIA driver, and the file gives it cuda devices: install one, or say device: emulated"
     if facts.open_files < OPEN_FILES_MIN:

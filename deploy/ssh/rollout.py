@@ -103,6 +103,8 @@ class Rollout:
         """What needs a host that has failed; and all that is not preparation where no scheduler will serve with it."""
         left = [step for step in self._waiting if step.needs & self.failed.keys()]
         stay = {(step.host, step.phase) for step in (*self.left_out, *left) if step.what == "stop"}
+        # A gateway goes on with the frontends that stay beside it.
+        stay |= {(host, Phase.GATEWAYS) for host, phase in stay if phase is Phase.FRONTENDS}
         # Where the role before it has ended already, one starts whatever became of that one elsewhere.
         left = [step for step in left if step.what != "start" or (step.host, step.phase) in stay]
         self.left_out += left

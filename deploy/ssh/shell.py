@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.keys import remedy, trusted_in
+from deploy.keys import gateway_secrets, remedy, trusted_in
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection, is_ssh_there
 from deploy.ssh.deployed_cluster import ASK_LIMIT_S, DeployedCluster, Say
 from deploy.ssh.facts import HostFacts, Unreachable, facts_from
-from deploy.ssh.inventory import Inventory, inventory_of
+from deploy.ssh.inventory import Inventory, gateway_file, inventory_of
 from deploy.ssh.plan import addresses_of, plan_up
 from deploy.ssh.rollout import HOSTS_AT_ONCE, Ended, Rollout
 from deploy.ssh.steps import Goods, Phase, Plan, Step
@@ -118,6 +118,9 @@ class Deployment:
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
             say(self.cluster.active_host, f"ready: {served} of {len(status['slices'])} slices")
+            endpoints, unready = self.cluster.until_gateways_serve(rollout.failed, say)
+            status = {**status, "endpoints": {**status.get("endpoints", {}), **endpoints}}
+            problems = [*problems, *unready]
         return Result(rollout.done, rollout.failed, status, problems)
 
     def tear_down(self, plan: Plan, say: Say) -> Result:
@@ -228,6 +231,9 @@ class Deployment:
         config = self.source.config
         own, deploy = own_wheel(), config.deploy
         keys, missing = _keys(config.security.keys, self.inventory)
+        if config.gateway.may_be_reached:
+            secrets = gateway_secrets(config.gateway)
+            keys |= {gateway_file(key): content for key, content in secrets.items()}
         wheelhouse = [] if deploy.wheelhouse is None else wheels_in(deploy.wheelhouse)
         wheels = {
             wanted.host: needed_wheels(own, wheelhouse, wanted.extras, _beside(facts[wanted.host]))
@@ -255,7 +261,7 @@ class Deployment:
         )
         return found
 
-    def _looked(self, ports: Mapping[str, Mapping[str, int]]) -> dict[str, HostFacts | Unreachable]:
+    def _looked(self, ports: Mapping[str, Mapping[str, Sequence[int]]]) -> dict[str, HostFacts | Unreachable]:
         """At these hosts, with the ports that they should have, by role id."""
 
         def look(host: str) -> HostFacts | Unreachable:

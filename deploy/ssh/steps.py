@@ -29,18 +29,21 @@ class Phase(IntEnum):
     AGENTS = 3
     SCHEDULERS = 4
     FRONTENDS = 5
-    BACK = 6
-    END_FRONTENDS = 7
-    END_AGENTS = 8
-    END_SCHEDULERS = 9
-    REMOVE = 10
-    FORGET = 11
+    GATEWAYS = 6
+    BACK = 7
+    END_GATEWAYS = 8
+    END_FRONTENDS = 9
+    END_AGENTS = 10
+    END_SCHEDULERS = 11
+    REMOVE = 12
+    FORGET = 13
 
 
 PHASE_OF: Final = {
     Rank.AGENT: Phase.AGENTS,
     Rank.SCHEDULER: Phase.SCHEDULERS,
     Rank.FRONTEND: Phase.FRONTENDS,
+    Rank.GATEWAY: Phase.GATEWAYS,
 }
 
 
@@ -83,7 +86,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Goods:
-    """What there is to carry. `wheels`: by host, those it needs, this Tenuto's first. `keys`: every key file here.
+    """What there is to carry. `wheels`: by host, those it needs, this Tenuto's first. `keys`: every key file here, and what gateways read.
 
     `addresses`: of the file's hosts, as far as they are known; `members`: hosts where something of the cluster is or may be, in the file or not.
     """
@@ -143,8 +146,8 @@ def role_script(
     base = facts.base
     variables = {**deploy.env, "TENUTO_RUN_DIR": facts.run_dir}
     command = [f"{base}/versions/{run.version}/bin/tenuto", *role.arguments]
-    key = keys.get(key_file(role.principal), "none")[:16]
-    views = goods.config.views if run.config == goods.config.name else facts.views.get(run.config, {})
+    key = "none" if role.principal is None else keys.get(key_file(role.principal), "none")[:16]
+    views = _views_of(run, facts, goods)
     lines = [
         "#!/bin/sh",
         f"# {role.role_id} on {wanted.host}, as `tenuto deploy` wrote it; key {key}",
@@ -160,6 +163,16 @@ def role_script(
     named = draft.replace(run.config, "@CONFIG@") if role.role_id in views else draft
     stamp = hashlib.sha256(named.encode()).hexdigest()
     return RoleScript(draft.replace("@STAMP@", stamp), stamp)
+
+
+def is_unknown(role: RoleOnHost, run: Running, facts: HostFacts, goods: Goods) -> bool:
+    """Of a gateway, whether that configuration has none: it is not the file's present one, or was carried by a Tenuto that did not deploy any."""
+    return role.rank is Rank.GATEWAY and role.role_id not in _views_of(run, facts, goods)
+
+
+def _views_of(run: Running, facts: HostFacts, goods: Goods) -> Mapping[str, str]:
+    """By role id, what tells what each reads of that configuration."""
+    return goods.config.views if run.config == goods.config.name else facts.views.get(run.config, {})
 
 
 def start_step(
@@ -183,7 +196,7 @@ def start_step(
         "config": run.config,
         "before": {"version": before.version, "config": before.config},
         "addresses": remembered(facts, goods),
-        "roles": [one.role_id for one in wanted.roles],
+        "roles": [one.role_id for one in wanted.roles if not is_unknown(one, run, facts, goods)],
     }
     request = {
         "do": "start",
@@ -197,8 +210,15 @@ def start_step(
         detail = f"{role.role_id} goes on; configuration {run.config} has the same for it"
         return Step(wanted.host, Phase.UNITS, "unit", detail, request)
     is_replacing = bool(facts.roles.get(role.role_id))
-    detail = f"{role.role_id} {why}"
+    detail = f"{role.role_id}{_ports_of(role)} {why}"
     return Step(wanted.host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
+
+
+def _ports_of(role: RoleOnHost) -> str:
+    """Of a gateway: what the file has may be none, or any free one."""
+    if role.rank is not Rank.GATEWAY:
+        return ""
+    return f" (port{'s' if len(role.ports) > 1 else ''} {', '.join(map(str, role.ports))})"
 
 
 def remembered(facts: HostFacts, goods: Goods) -> dict[str, str]:

@@ -26,9 +26,14 @@ GATEWAYS_MAX = 64
 @click.option(
     "--index",
     type=IntRange(0, GATEWAYS_MAX - 1),
-    default=0,
-    show_default=True,
-    help="Of several on one host, each with addresses of its own.",
+    help="Of several on one host, each with addresses of its own (default: 0).",
+)
+@click.option(
+    "--node",
+    "host",
+    metavar="HOST",
+    help="Be the gateway of that host of FILE: ask its frontends by local sockets, and listen at its address with the ports"
+    " of listen.http and listen.grpc (8000 and 8001 where these are 0).",
 )
 @click.option(
     "--http", metavar="HOST:PORT", help="Where HTTP comes in (default: as the file's listen.http says)."
@@ -49,7 +54,8 @@ def gateway(
     *,
     file: Path,
     run_dir_option: Path | None,
-    index: int,
+    index: int | None,
+    host: str | None,
     http: str | None,
     grpc: str | None,
     frontends: tuple[str, ...],
@@ -65,24 +71,28 @@ def gateway(
         raise ConfigError(
             f"the gateway needs more than is installed ({error}): pip install 'tenuto[gateway]'"
         ) from error
+    if host is not None and index is not None:
+        raise click.UsageError("--index is of gateways by number, and --node names one by its host: not both")
     document, config = load_document(file, text=said)
     own = config.gateway
     for value, option in ((http, "--http"), (grpc, "--grpc")):
         if value is not None:
             check_listener(value, option, has_token=own.token_file is not None)
-    if http is not None or grpc is not None:
-        own = replace(own, http=http or own.http, grpc=grpc or own.grpc)
-    if not own.is_wanted:
+    given = {name: value for name, value in (("http", http), ("grpc", grpc)) if value is not None}
+    if not own.is_wanted and not given:
         raise ConfigError(f"{file}: has neither listen.http nor listen.grpc; give one of them, or --http")
-    with role_process(gateway_id(index), run_dir_option) as (home, stop):
+    role_id = gateway_id(host or index or 0)
+    with role_process(role_id, run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        has_key = key_file is not None or config.security.keys is None
-        addresses = frontends or tuple(where.clients(host_named_here(config.hosts), is_everywhere=has_key))
+        own = replace(own if host is None else where.gateway(host), **given)
+        has_key = key_file is not None or (config.security.keys is None and host is None)
+        near = host or host_named_here(config.hosts)
+        addresses = frontends or tuple(where.clients(near, is_everywhere=has_key))
         if not addresses:
             raise ConfigError(
                 f"{file} has no frontend on this host, and those on others need a client's key: give --key"
             )
         sections = {section["name"]: section for section in document["models"]}
         base_dir = file.parent.absolute()
-        options = GatewayOptions(gateway_id(index), home, own, addresses, key_file, sections, base_dir)
+        options = GatewayOptions(role_id, home, own, addresses, key_file, sections, base_dir)
         run_gateway(options, stop)

@@ -21,8 +21,10 @@ from fabric.ids import (
     scheduler_id,
 )
 from fabric.keys import FRONTEND, Keyring
+from fabric.policy_options import shown
 from roles.config.checks import name_like
 from roles.config.cluster import ClusterConfig
+from roles.config.gateway import GatewayConfig, check_listener
 from roles.config.hosts import moved
 from roles.config.metrics_pages import metrics_pages
 from roles.config.read_config import listen_config
@@ -147,6 +149,18 @@ class Whereabouts:
                 found.append(run_dir.ipc_address(f"{frontend_id(index)}.client"))
             elif is_everywhere:
                 found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
+        return found
+
+    def gateway(self, host: str) -> GatewayConfig:
+        """Where the gateway of a host with frontends listens. Raises ConfigError for another host, and where others reach it and nobody needs a token."""
+        hosts = dict.fromkeys(place.host for place in self._places.frontends)
+        if host not in hosts:
+            raise ConfigError(
+                f"--node: the file has no frontend on {shown(host)}; it has some on {', '.join(hosts)}"
+            )
+        found = self._config.gateway.at(self._address(host))
+        for address in filter(None, (found.http, found.grpc)):
+            check_listener(address, "--node", has_token=found.token_file is not None)
         return found
 
     def node(self, host: str, metrics: str | None = None) -> AgentOptions:

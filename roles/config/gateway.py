@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fabric.curve import host_of, is_loopback
 from fabric.errors import ConfigError
@@ -40,6 +41,37 @@ class GatewayConfig(Struct, frozen=True):
     def is_wanted(self) -> bool:
         """Whether there is one."""
         return self.http is not None or self.grpc is not None
+
+    @property
+    def may_be_reached(self) -> bool:
+        """Whether there is one that may listen where others reach it: that takes tokens."""
+        return self.is_wanted and self.token_file is not None
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """By protocol, where clients look for it on a host that others reach: Triton's where the file says any free one."""
+        return {
+            name: int(address.rpartition(":")[2]) or int(default.rpartition(":")[2])
+            for name, address, default in (
+                ("http", self.http, HTTP_DEFAULT),
+                ("grpc", self.grpc, GRPC_DEFAULT),
+            )
+            if address is not None
+        }
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """What it reads besides, by the key that names each."""
+        named = {
+            "token_file": self.token_file,
+            "tls_certificate": self.tls_certificate,
+            "tls_key": self.tls_key,
+        }
+        return {key: path for key, path in named.items() if path is not None}
+
+    def at(self, address: str) -> GatewayConfig:
+        """The same on a host that others reach by that address, wherever the file says that it listens on this one."""
+        return replace(self, **{name: f"{address}:{port}" for name, port in self.ports.items()})
 
 
 NO_GATEWAY: Final = GatewayConfig()

@@ -29,8 +29,8 @@ print("served")
 LIMIT_S = 400
 
 
-def fetch_wheels(folder: Path) -> str:
-    """Fill a wheelhouse for the system's own Python; why that cannot be, empty where it could."""
+def fetch_wheels(folder: Path, more: Sequence[str] = ()) -> str:
+    """Fill a wheelhouse for the system's own Python, with `more` distributions for extras; why that cannot be, empty where it could."""
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys, ensurepip; print('%d.%d' % sys.version_info[:2])"],
         capture_output=True,
@@ -52,7 +52,7 @@ def fetch_wheels(folder: Path) -> str:
         "--only-binary=:all:",
     ]
     done = subprocess.run(
-        [*command, "--python-version", version, *NEEDED],
+        [*command, "--python-version", version, *NEEDED, *more],
         capture_output=True,
         text=True,
         check=False,

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
     running = manager.running()
     known = manager.known()
     serving = {one: pid for one in running if (pid := living_pid(place.run_file(one)))}
-    holders = {role_id: port_holder(port) for role_id, port in request["ports"].items()}
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "has_venv": importlib.util.find_spec("ensurepip") is not None,
@@ -67,9 +66,10 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
         },
         "serving": sorted(serving),
         "taken": {
-            one: name
-            for one, (name, pid) in holders.items()
-            if name and one not in running and pid not in serving.values()
+            one: taken
+            for one, ports in request["ports"].items()
+            # One that has not come up yet may have its own.
+            if (one not in running or one in serving) and (taken := taken_of(ports, serving.values()))
         },
         "state": state,
         "served": place.served,
@@ -92,8 +92,14 @@ def own_address(interface: str | None) -> str | None:
     return words[2] if len(words) == 4 and ":" not in words[2] else None
 
 
-def port_holder(port: int) -> tuple[str, int]:
-    """Who listens there, and its process: a name, or only that somebody does; empty where it is free."""
+def taken_of(ports: Iterable[int], ours: Collection[int]) -> list[tuple[int, str]]:
+    """Those of these ports that somebody else has than these processes, each with who that is."""
+    holders = {port: port_holder(port, ours) for port in ports}
+    return [(port, holder) for port, holder in holders.items() if holder]
+
+
+def port_holder(port: int, ours: Collection[int] = ()) -> str:
+    """Who listens there: a name, or only that somebody does; empty where it is free, or one of these processes does."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -102,13 +108,16 @@ def port_holder(port: int) -> tuple[str, int]:
                 if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{words[9]}]")
     if not inodes:
-        return "", 0
+        return ""
+    found = "another user's process"
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if any(str(one.readlink()) in inodes for one in (entry / "fd").iterdir()):
-                    return f"{(entry / 'comm').read_text().strip()} (process {entry.name})", int(entry.name)
-    return "another user's process", 0
+                    if int(entry.name) in ours:
+                        return ""
+                    found = f"{(entry / 'comm').read_text().strip()} (process {entry.name})"
+    return found
 
 
 def sha256_of(path: Path) -> str:

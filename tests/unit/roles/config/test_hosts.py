@@ -191,6 +191,38 @@ def test_a_client_on_a_host_reaches_its_own_frontends_by_ipc_and_others_only_whe
     ]
 
 
+@pytest.mark.parametrize(
+    ("listen", "http", "grpc"),
+    [
+        ({}, "10.0.0.2:8000", "10.0.0.2:8001"),
+        ({"http": "127.0.0.1:0"}, "10.0.0.2:8000", None),
+        ({"grpc": "10.0.0.1:9001"}, None, "10.0.0.2:9001"),
+    ],
+)
+def test_a_hosts_gateway_listens_at_its_address_with_the_files_ports(
+    tmp_path: Path, listen: dict[str, str], http: str | None, grpc: str | None
+) -> None:
+    placed = {"frontends": [{"host": "a"}, {"host": "b"}], "addresses": {"a": "127.0.0.1", "b": "10.0.0.2"}}
+    keys = {"keys": "keys"}
+    config = parsed({**placed, "gateway": {"token_file": "tokens"}}, listen=listen, security=keys)
+    where = Whereabouts(config, tmp_path, is_here=False)
+    found = where.gateway("b")
+    assert (found.http, found.grpc) == (http, grpc)
+    assert found.token_file == config.gateway.token_file
+    with pytest.raises(ConfigError, match=r"--node: the file has no frontend on 'c'; it has some on a, b"):
+        where.gateway("c")
+
+
+def test_a_hosts_gateway_that_others_reach_needs_tokens(tmp_path: Path) -> None:
+    placed = {"frontends": [{"host": "a"}, {"host": "b"}], "addresses": {"a": "127.0.0.1", "b": "10.0.0.2"}}
+    where = Whereabouts(parsed({**placed, "gateway": {}}, security={"keys": "keys"}), tmp_path, is_here=False)
+    assert where.gateway("a").http == "127.0.0.1:8000"
+    with pytest.raises(
+        ConfigError, match=r"--node: is .10\.0\.0\.2:8000., which others can reach: that needs"
+    ):
+        where.gateway("b")
+
+
 def test_schedulers_of_several_hosts_know_each_other_and_everybody_knows_all(tmp_path: Path) -> None:
     config = parsed(
         {
