@@ -195,7 +195,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default=EMULATOR, help="emulated (2 GPUs), or one cpu, cuda or cuda:1")
+    parser.add_argument(
+        "--device",
+        default=EMULATOR,
+        choices=(EMULATOR, "cpu", "cuda"),
+        help="two emulated GPUs, or one real one",
+    )
     parser.add_argument("--model", default="resnet50", help="on a real device: ARCH or ZOO/ARCH")
     parser.add_argument("--batch-max", type=int, default=BATCH_MAX, help="on a real device")
     parser.add_argument("--rate", type=float, default=300.0, help="r/s in all")

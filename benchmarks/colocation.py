@@ -2,7 +2,7 @@
 
     python -m benchmarks.colocation A.json B.json [C.json …] [--device cuda] [--batches 1,8,32] [--shares 50:50,20:70] [--json FILE]
 
-The files are what `tenuto profile --igniter` wrote on this GPU: loaders are those of their subjects, coefficients those fitted
+The files are what `tenuto profile --igniter` wrote on this GPU: models are loaded by their subjects' names with a zoo's defaults, in float32; coefficients are those fitted
 there. For each batch size and set of shares a process for each model runs back to back under one MPS daemon; then the same
 without shares, taking turns. Medians are compared with each alone at the same share, and with predictions
 (`colocation_predictions.py`): iGniter's, Tenuto's by SM utilisation, and a line of gpulet's form. What cannot be predicted is

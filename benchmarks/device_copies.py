@@ -53,6 +53,7 @@ class Copies:
         self._hosted = DeviceReplica(model, loaded, batch_size, device, CLOCK)
         self._hosted.warm(1e9)
         self._batches = [requests(loaded.example, batch_size) for _ in range(3)]
+        self._runs = 0
 
     # ------------------------------------------------ one copy at a time
 
@@ -130,17 +131,22 @@ class Copies:
 
     def add_staging(self, table: Table) -> None:
         """A row: what staging takes alone, and a batch where it is staged after the one before, or while that runs."""
-        after, ahead = [], []
+        after, ahead, found, asked = [], [], 0, 0
         with ThreadPoolExecutor(1) as stager:
             alone_ms = self._median_ms(lambda: self._hosted.stage(self._batches[0]))
             for _ in range(ROUNDS):  # in turns, as a device's clock changes
                 after.append(self._batch_ms(self._run_after))
+                before, runs = self._hosted.slots.staged_ahead, self._runs
                 ahead.append(self._batch_ms(lambda turn: self._run_ahead(turn, stager)))
+                found += self._hosted.slots.staged_ahead - before
+                asked += self._runs - runs
         after_ms, ahead_ms = statistics.median(after), statistics.median(ahead)
         # What is hidden is told only where rounds differ by less than all of staging: else it would be their noise.
         scatter_ms = max(max(rounds) - min(rounds) for rounds in (after, ahead))
         hidden = (after_ms - ahead_ms) / alone_ms if scatter_ms < alone_ms else None
-        table.rows.append((self.model, self._batch_size, alone_ms, after_ms, ahead_ms, hidden))
+        table.rows.append(
+            (self.model, self._batch_size, alone_ms, after_ms, ahead_ms, hidden, 100 * found / asked)
+        )
 
     def _batch_ms(self, run: Callable[[int], object]) -> float:
         """A batch's time, as the mean over many in a row."""
@@ -168,6 +174,7 @@ class Copies:
             self._hosted.stage(parts)
 
     def _run(self, parts: Sequence[JobPart]) -> None:
+        self._runs += 1
         with record_function("run"):
             self._hosted.run_parts(parts)
 
@@ -258,7 +265,7 @@ def main() -> None:
     transfers = figures.table("one copy at a time", "model", "what", "memory", "MiB", "ms", "GB/s")
     staging = figures.table(
         "ms a batch, with inputs staged after the batch before or while it runs; the part of staging that is hidden so, where rounds differ by less than all of it",
-        *("model", "batch", "staging alone", "staged after", "staged ahead", "hidden"),
+        *("model", "batch", "staging alone", "staged after", "staged ahead", "hidden", "found staged in %"),
     )
     results = figures.table(
         "ms until numpy has a batch's outputs",

@@ -16,12 +16,12 @@ import time
 
 import numpy as np
 
-from benchmarks.device import described
+from benchmarks.device import described, loader_named
 from benchmarks.figures import Figures, Line, Table, add_json_option, tell
 from fabric.clock import MonotonicClock
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.link import NamedTensor
-from fabric.messages import LoaderSpec, ModelSpec, ReplicaInfo, SliceSpec
+from fabric.messages import ModelSpec, ReplicaInfo, SliceSpec
 from roles.gpu_worker.executors.base import (
     ExecutorEvent,
     Job,
@@ -130,8 +130,7 @@ def main() -> None:
     asked = arguments.parse_args()
 
     def model(model_id: ModelId, arch: str) -> ModelSpec:
-        loader = LoaderSpec(zoo="torchvision", arch=arch)
-        return ModelSpec(model_id, asked.slo_ms, asked.batch_max, loader)
+        return ModelSpec(model_id, asked.slo_ms, asked.batch_max, loader_named(arch))
 
     figures = Figures("a model loaded beside another", device=described(asked.device))
     served = Served(asked.device, model(SERVED, asked.serves))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.cases import Inputs, RealCase, ServedModel
-from benchmarks.worker_throughput import bare_rps
+from benchmarks.worker_throughput import BareLoop, Limits, rps
 from fabric.clock import MonotonicClock
 from fabric.errors import ConfigError
 from fabric.link import NamedTensor
@@ -23,7 +23,7 @@ from roles.profiling.sensors import Sensors
 
 TOKENS = 128
 """Of a request to a language model: with our default, 512, it would take most of a mix."""
-BARE_LOOP_MS = 1_000.0
+BARE_LOOP = Limits(turns=1_000, for_ms=1_000.0)
 RUNS_MIN, RUNS_MAX, RUNS_MS = 3, 20, 300.0
 """Of each batch size: at least and at most so many, or for so long."""
 
@@ -56,13 +56,12 @@ def _met(word: str, device_name: str, slo_ms: float, batch_max: int) -> ServedMo
     replica.warm(slo_ms)
     exec_ms = _staged_ms(replica, example)
     size, largest_ms = len(exec_ms), exec_ms[-1]
-    turns = max(3, round(BARE_LOOP_MS / largest_ms))
     served = ServedModel(
         arch,
         loader,
         example,
         {number: round(took_ms, 4) for number, took_ms in enumerate(exec_ms, 1)},
-        bare_rps(spec, device, size, turns),
+        rps(BareLoop(loaded, device, size), size, BARE_LOOP),
     )
     print(
         f"{arch} on {device_name}: a batch of 1 takes {exec_ms[0]:.2f} ms, of {size} {largest_ms:.2f} ms;"

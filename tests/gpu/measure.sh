@@ -4,7 +4,7 @@
 #   tests/gpu/measure.sh [--dry-run] OUT [GROUP or STEP...]
 #
 #   groups   first second third fourth rest, each in the order of its worth; without any, all of them
-#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change load goodput goodput:mix demo
+#   steps    tests profile:MODEL[@DTYPE] kernels worker[:MODEL][@DTYPE] served copies colocation:MODEL,MODEL[,MODEL...] change load goodput[:SLO] goodput:mix demo
 #
 # Each step logs to OUT/STEP.log, ends after its limit at the latest, and the rest goes on after one that failed; the exit code says
 # whether one did. A step that is done (OUT/STEP.done) is not run again, so what was interrupted goes on. OUT/packed has all results in
@@ -14,6 +14,8 @@
 # DEVICE=stand-in rehearses all of it without a GPU, on the stand-ins of CUDA, NVML and MPS, with small models: no figure means anything then.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+# What a step has to end in order, such as servers that it has started.
+readonly KILL_AFTER_S=30
 is_dry=
 if [ "${1:-}" = --dry-run ]; then
   is_dry=1
@@ -23,6 +25,12 @@ out=$(realpath -m "${1:?where results go}")
 shift
 python=${PYTHON:-python3}
 device=cuda kernels_device=cuda stand_ins=
+case ${DEVICE:-cuda} in
+  cuda | stand-in) ;;
+  *)
+    echo "DEVICE is cuda (the first GPU: CUDA_VISIBLE_DEVICES chooses another) or stand-in, not $DEVICE" >&2
+    exit 2 ;;
+esac
 if [ "${DEVICE:-cuda}" = stand-in ]; then
   stand_ins=$PWD/tests/stand_ins
   # The second GPU has little memory, so its operators are small.
@@ -35,8 +43,7 @@ if [ "${DEVICE:-cuda}" = stand-in ]; then
   colocation_options=(--batches 1 --seconds 0.2)
   change_options=(--batch-max 2 --rate 4 --slo-ms 4000 --repeat 1 --quiet 2)
   load_options=(--batch-max 2 --slo-ms 4000 --seconds 1)
-  goodput_of=("${zoo_models[0]}") goodput_options=(--slos 1000 --max-batch 2 --window 2)
-  mix_of=("${zoo_models[@]}") mix_options=(--slos 2000 --max-batch 2 --window 2 --ours tenuto)
+  goodput_of=("${zoo_models[0]}") goodput_slos=(1000) mix_of=("${zoo_models[@]}") mix_slo=2000 goodput_options=(--max-batch 2 --window 2)
   export PATH=$stand_ins:$PATH TENUTO_STAND_IN_NVML=$out/gpus.json
   PYTHONPATH=$stand_ins/cuda:$stand_ins/nvml${PYTHONPATH:+:$PYTHONPATH}
 else
@@ -50,8 +57,8 @@ else
   colocation_options=(--batches "1,8,32")
   change_options=(--rate 150 --repeat 3 --quiet 4)
   load_options=(--seconds 3)
-  goodput_of=(resnet50) goodput_options=(--slos 25 50)
-  mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_options=(--slos 50 --ours tenuto)
+  goodput_of=(resnet50) goodput_slos=(25 50) goodput_options=(--window 4)
+  mix_of=(resnet50 mobilenet_v2 efficientnet_b0 vit_b_16 transformers/bert) mix_slo=50
 fi
 # Co-located are those that have profiles; of the zoos' the first is served, changed and loaded.
 zoo_one=${zoo_models[0]}
@@ -70,7 +77,8 @@ steps_of() {
       if [ ${#zoo_models[@]} -gt 4 ]; then printf 'worker:%s\n' "${zoo_models[@]:4}"; fi
       printf '%s\n' change load "worker:$zoo_one@float16" ;;
     third) steps_of "colocation:$one,$other" && steps_of "colocation:$one,$other,$third" ;;
-    fourth) printf '%s\n' goodput goodput:mix ;;
+    fourth) steps_of goodput && echo goodput:mix ;;
+    goodput) printf 'goodput:%s\n' "${goodput_slos[@]}" ;;
     rest) printf 'profile:%s\n' "${models[@]}" && printf '%s\n' kernels demo && steps_of worker@float16 ;;
     worker) printf 'worker:%s\n' "${zoo_models[@]}" ;;
     worker@*) printf "worker:%s@${1#*@}\n" "${zoo_models[@]}" ;;
@@ -90,8 +98,7 @@ times_of() {
     worker:*) echo 30 120 ;;
     colocation:*) echo 150 300 ;;
     change) echo 120 300 ;;
-    goodput) echo 330 480 ;;
-    goodput:mix) echo 180 480 ;;
+    goodput:*) echo 240 480 ;;
     *) echo 60 180 ;;
   esac
 }
@@ -100,14 +107,15 @@ about() { echo "about $((($1 + 30) / 60 > 0 ? ($1 + 30) / 60 : 1)) min"; }
 
 # step NAME SECONDS: run it, for as long as that.
 step() {
-  local run=(timeout --kill-after=30 "$2" "$python" -m) model=${1#*:} dtype=()
+  local run=(timeout --kill-after=$KILL_AFTER_S "$2" "$python" -m) model=${1#*:} dtype=()
+  if [ "$1" = served ]; then model=$zoo_one; fi
   case $model in *@*) dtype=(--dtype "${model#*@}") ;; esac
   local bare=${model%@*} zoo=torchvision
   case $bare in transformers/*) zoo=transformers ;; esac
   case $1 in
     tests)
       # Without CUDA all of them are skipped, which would look like success.
-      if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+      if ! timeout --kill-after=10 60 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
         echo "torch finds no CUDA here"
         return 1
       fi
@@ -121,9 +129,12 @@ step() {
       "${run[@]}" benchmarks.worker_throughput --device "$device" --zoo $zoo --arch "${bare##*/}" "${dtype[@]}" "${worker_options[@]}" \
         --json "$out/worker-${model##*/}.json" ;;
     served)
-      "${run[@]}" benchmarks.served_throughput --device "$device" --arch "$zoo_one" "${served_options[@]}" --json "$out/served.json" ;;
+      "${run[@]}" benchmarks.served_throughput --device "$device" --zoo $zoo --arch "${bare##*/}" "${served_options[@]}" --json "$out/served.json" ;;
     copies)
       "${run[@]}" benchmarks.device_copies --device "$device" "${copies_options[@]}" --timelines "$out" --json "$out/copies.json" ;;
+    colocation:*@*)
+      echo "profiles do not tell their dtype: models are co-located as float32 only" >&2
+      return 2 ;;
     colocation:*)
       local names profiles=() name
       IFS=, read -ra names <<< "$model"
@@ -134,11 +145,11 @@ step() {
       "${run[@]}" benchmarks.change_under_load --device "$device" --model "$zoo_one" "${change_options[@]}" --json "$out/change.json" ;;
     load)
       "${run[@]}" benchmarks.load_beside --device "$device" --serves "$zoo_one" --loads "$zoo_one" "${load_options[@]}" --json "$out/load.json" ;;
-    goodput | goodput:mix)
-      local served=("${goodput_of[@]}" "${goodput_options[@]}")
-      if [ "$1" = goodput:mix ]; then served=("${mix_of[@]}" "${mix_options[@]}"); fi
-      "${run[@]}" benchmarks.peers --peers mosec litserve --settings 2 --ours tenuto "tenuto, HTTP" --warmup 1 --window 4 --repeat 1 \
-        --precision 0.05 --device "$device" --json "$out/${1//:/-}.json" --models "${served[@]}" ;;
+    goodput:*)
+      local served=("${goodput_of[@]}") slo=$model ours=(tenuto "tenuto, HTTP")
+      if [ "$model" = mix ]; then served=("${mix_of[@]}") slo=$mix_slo ours=(tenuto); fi
+      "${run[@]}" benchmarks.peers --peers mosec litserve --settings 2 --warmup 1 --repeat 1 --precision 0.05 "${goodput_options[@]}" \
+        --device "$device" --slos "$slo" --json "$out/${1//:/-}.json" --ours "${ours[@]}" --models "${served[@]}" ;;
     demo)
       time "${run[@]}" roles.cli demo ;;
     *)
@@ -173,8 +184,8 @@ code=0 total_s=0 header=
 for name in "${steps[@]}"; do
   read -r usual_s limit_s < <(times_of "$name")
   if [ -n "$stand_ins" ]; then limit_s=$((3 * limit_s)); fi # a rehearsal may share few cores with others
-  # The last seconds are for packing.
-  left_s=$((until_s - SECONDS - 20))
+  # The last seconds are for a step that does not end at once, and for packing.
+  left_s=$((until_s - SECONDS - KILL_AFTER_S - 20))
   if [ -e "$(done_of "$name")" ]; then
     echo "done    $name"
   elif [ -n "$is_dry" ]; then
@@ -184,7 +195,7 @@ for name in "${steps[@]}"; do
     echo "left    $name: no time"
     code=1
   else
-    header=${header:-$("$python" -m benchmarks.device "$device" 2>&1 | tail -n 1)}
+    header=${header:-$(timeout --kill-after=10 60 "$python" -m benchmarks.device "$device" 2>&1 | tail -n 1)}
     echo "$header" > "$(log_of "$name")"
     if step "$name" $((limit_s < left_s ? limit_s : left_s)) >> "$(log_of "$name")" 2>&1; then
       word=ok

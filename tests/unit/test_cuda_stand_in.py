@@ -110,8 +110,19 @@ for turn in range(3):
 assert hosted.slots.staged_ahead == 3
 """
 
+MEASURED = """
+from benchmarks.worker_throughput import Comparison, Limits
+from fabric.messages import LoaderSpec
 
-@pytest.mark.parametrize("part", [GRAPHS + COPIES, SERVED], ids=["operators", "served"])
+spec = LoaderSpec(python="deploy.local.demo.digits_model:Digits", cuda_graphs=True)
+compared = Comparison(spec, torch.device("cuda", 0), 2)
+assert compared.has_graphs, compared.how
+assert compared.rates(2, Limits(20, 1e9), 1).keys() == {"bare", "eager", "bare graphs", "graphs"}
+assert compared.staged_part > 0.5
+"""
+
+
+@pytest.mark.parametrize("part", [GRAPHS + COPIES, SERVED, MEASURED], ids=["operators", "served", "measured"])
 def test_it_answers_and_refuses_as_a_gpu_would(part: str, tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     write_gpus(gpus, a100())

@@ -10,6 +10,7 @@ from benchmarks.peers.bare_model import BareModel
 from benchmarks.peers.cases import Inputs
 from benchmarks.peers.catalog import raw
 from benchmarks.peers.measure import Effort, Measured, our_contenders
+from benchmarks.peers.real import real_cases
 from benchmarks.peers.run import as_json
 from benchmarks.peers.sender import Verdict
 from benchmarks.peers.simulated import Simulated, simulated
@@ -27,6 +28,14 @@ def measured(contender: str, rate_rps: float) -> Measured:
         rate_rps, 0.0, 100, 100, 10.0, 20.0, 0.1, 0.2, is_cut=False, errors={}, stages_ms=stages_ms
     )
     return Measured(contender, "1", a_real_case(IMAGE), "as it comes", (rate_rps,), (verdict,), (), (), 0.0)
+
+
+def test_a_model_is_met_beforehand_and_what_a_bare_loop_serves_bounds_the_search() -> None:
+    (case,) = real_cases(["squeezenet1_1"], "cpu", [60_000.0], 2)
+    (served,) = case.served
+    assert (served.loader["arch"], sorted(served.exec_ms)) == ("squeezenet1_1", [1, 2])
+    assert served.inputs["image"].shape == (3, 224, 224)
+    assert case.bound_rps > served.bare_rps > 0
 
 
 @pytest.mark.parametrize("count", [1, 3])
