@@ -100,7 +100,7 @@ def _slices(
     weights: dict[ModelId, float] = {}
     replicas: dict[ModelId, int] = {}
     for entry in hosted:
-        weights[entry.model_id] = weights.get(entry.model_id, 0.0) + _weight(entry)
+        weights[entry.model_id] = weights.get(entry.model_id, 0.0) + weight_of(entry)
         replicas[entry.model_id] = replicas.get(entry.model_id, 0) + 1
     slices = []
     for planned in plan.slices:
@@ -109,7 +109,7 @@ def _slices(
         for entry in planned.models:
             profile = profiles[entry.model_id, gpu_type]
             table = profile.exec_table(planned.share_percent)
-            part = _weight(entry) / weights[entry.model_id]
+            part = weight_of(entry) / weights[entry.model_id]
             model = inputs[entry.model_id]
             entries.append(_Entry(entry, model, profile, table, replicas[entry.model_id], part))
         if entries:
@@ -121,7 +121,8 @@ def _slices(
     return slices
 
 
-def _weight(entry: PlannedModel) -> float:
+def weight_of(entry: PlannedModel) -> float:
+    """A replica's part of its model's requests, beside its others': by the plan's rates, or by batch sizes."""
     return entry.rate_rps or float(entry.batch or 1)
 
 
