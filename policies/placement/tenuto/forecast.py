@@ -25,6 +25,7 @@ from policies.placement.common.base import (
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import USABLE
+from policies.placement.tenuto.task import forming_ms
 from profiles.interference import Interference, NoInterference, Running
 from profiles.model import ModelProfile
 
@@ -163,8 +164,9 @@ def _route_fixed(slices: Sequence[_Slice], conditions: Conditions) -> list[float
         )
         longest_ms = max(entry.exec_ms for entry in one.entries)
         for rps, entry in zip(parts, one.entries, strict=True):
-            form_ms = min(1000 * entry.batch / rate_of(entry.model), conditions.max_wait_ms)
-            needed_ms = form_ms + entry.exec_ms + min(1.0, load) * longest_ms
+            needed_ms = (
+                forming_ms(entry.model, entry.batch, conditions) + entry.exec_ms + min(1.0, load) * longest_ms
+            )
             if not entry.capacity_rps or needed_ms > entry.model.slo_ms - conditions.delay_ms(entry.batch):
                 entry.served_rps = 0.0
             elif load <= USABLE:

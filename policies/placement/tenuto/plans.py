@@ -19,7 +19,7 @@ from policies.placement.common.base import (
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import Cluster, GoodputModel
-from policies.placement.tenuto.task import Item, PlacementTask, fillable, worthwhile_batches
+from policies.placement.tenuto.task import Item, PlacementTask, fillable, forming_ms, worthwhile_batches
 
 _CALM = 0.85  # of the time, batches are made larger until the GPUs are no busier than this
 
@@ -95,7 +95,7 @@ def with_batches(
         sizes = [
             size
             for size in worthwhile_batches(exec_ms, spare_ms / 2, fillable(model, conditions))
-            if 1000 * size / rate_of(model) + 2 * exec_ms[size - 1] <= spare_ms
+            if forming_ms(model, size, conditions) + 2 * exec_ms[size - 1] <= spare_ms
         ] or [1]
         per_gpu_rps = rate_of(model) / len(types)
         ladders[model.model_id] = [(size, per_gpu_rps / 1000 * exec_ms[size - 1] / size) for size in sizes]

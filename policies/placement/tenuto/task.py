@@ -95,6 +95,13 @@ def fillable(model: PlacedModelInput, conditions: Conditions) -> float:
     return 1 + rate_of(model) * conditions.max_wait_ms / 1000
 
 
+def forming_ms(model: PlacedModelInput, batch: int, conditions: Conditions) -> float:
+    """How long the first request of a fixed batch waits for the others, one gap for chance; a batch of one is full at once."""
+    if batch == 1:
+        return 0.0
+    return min(1000 * batch / rate_of(model), conditions.max_wait_ms)
+
+
 def _items(
     models: Sequence[PlacedModelInput], gpus: GpuClass, profiles: Profiles, conditions: Conditions
 ) -> tuple[Item, ...]:

@@ -91,6 +91,17 @@ def test_a_batch_of_which_the_rate_fills_little_in_time_is_not_planned_under_fix
     assert hosted(placement) == [(0, "a", 6)]  # 1 + 50 · 0.1 s
 
 
+@pytest.mark.parametrize("interference", [True, False])
+def test_a_batch_of_one_waits_for_no_other_request(interference: bool) -> None:
+    # One request in 50 ms keeps the SLO of 25: alone it takes 10 of them. A batch of two would wait for the next.
+    of = case({"a": (25, 20, {1: Cell(10, 40), 2: Cell(11, 40)})}, 2)
+    under = conditions(of, has_fixed_batches=True) if interference else Conditions(has_fixed_batches=True)
+    placement = place(of, under)
+    assert {batch for _, _, batch in hosted(placement)} == {1}
+    assert placement.expected_goodput_rps == pytest.approx(20)
+    assert placement.unplaced == ()
+
+
 def test_the_way_to_the_device_and_back_counts() -> None:
     # 10 ms alone on its only slice: staggered it needs 20 of the 21 ms, and with 2 · 1 + 1 ms of way 23.
     of = case({"a": (21, 100, HALF)})
