@@ -139,8 +139,11 @@ class ScaleAdvisor:
     def _decide(self, now_ms: float) -> None:
         """Who asks, and whether GPUs are released: both depend on what was so before."""
         recent = self._recent_loads()
-        loads: dict[ModelId | None, ObservedLoad] = {None: of_the_served(recent.values()), **recent}
-        self._asking = {whose for whose, load in loads.items() if self._asks(whose, load)}
+        loads: list[tuple[ModelId | None, ObservedLoad]] = [
+            (None, of_the_served(recent.values())),
+            *recent.items(),
+        ]
+        self._asking = {whose for whose, load in loads if self._asks(whose, load)}
         # What was idle all through a whole release window, in its busiest ask window.
         is_over = now_ms - self._sized_at_ms >= RELEASE_WINDOW_MS
         least = _IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING
