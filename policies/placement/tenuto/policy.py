@@ -200,15 +200,8 @@ class Tenuto:
         best_rps = max(candidate.total_rps for candidate in fair)
         enough_rps = (1 - self._options["fairness_cost"]) * best_rps
         near = [candidate for candidate in fair if candidate.total_rps >= enough_rps]
-        # In steps that matter, so that among equals the first stays first: our own, with the shortest batches. Before that the one
-        # that hosts more models: a forecast of 0 is cautious, and a model that is hosted nowhere has no request in time.
-        near.sort(
-            key=lambda one: (
-                -round(one.worst, 2),
-                -round(one.total_rps / (best_rps or 1.0), 3),
-                -len(_hosted_by(one.plan)),
-            )
-        )
+        # In steps that matter, so that among equals the first stays first: our own, with the shortest batches.
+        near.sort(key=lambda one: (-round(one.worst, 2), -round(one.total_rps / (best_rps or 1.0), 3)))
         chosen = near[0]
         hosted = _hosted_by(chosen.plan)
         missing = {

@@ -185,6 +185,17 @@ def test_models_that_no_gpu_can_serve_are_unplaced_and_the_others_placed() -> No
     assert reasons["unknown"] == "it has no profile for GPU type v100"
 
 
+def test_a_model_that_is_forecast_late_takes_idle_gpus_and_nothing_from_others() -> None:
+    # Staggered, a batch that takes 10 ms alone needs 15 on two GPUs. On the GPU of the other its requests would run all the same.
+    late = (14, 100, HALF)
+    alone = place(case({"late": late}, 2))
+    assert [(gpu, model) for gpu, model, _ in hosted(alone)] == [(0, "late"), (1, "late")]
+    assert alone.unplaced[0].reason == "its slices carry no more within its SLO, beside their neighbours"
+    beside = place(case({"good": (100, 500, HALF), "late": late}))
+    assert {model for _, model, _ in hosted(beside)} == {"good"}
+    assert beside.unplaced[0].reason == "other models bring more goodput on these GPUs"
+
+
 def test_no_gpu_is_an_error() -> None:
     of = case({"a": (100, 500, HALF)})
     with pytest.raises(ConfigError, match="there is no GPU to place on"):
