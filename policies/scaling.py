@@ -36,7 +36,7 @@ def advised_gpus(gpus: int, bad_rate: float, idle_fraction: float) -> int:
 
     Over 1 % bad, N r / (1 - r) more are asked for; else N f are released, f being the idle fraction of all
     GPUs together. Asking rounds up and releasing rounds down. `bad_rate` is below 1: where
-    nothing at all is served, more of the same would not help.
+    nothing at all is served (`of_the_served`), more of the same would not help.
     """
     if gpus == 0:
         return 0
@@ -53,6 +53,11 @@ class ObservedLoad(Struct, frozen=True):
     busy_gpu_ms: float
 
 
+def of_the_served(loads: Iterable[ObservedLoad]) -> ObservedLoad:
+    """Models together, without those of which nothing at all was good: these cannot be served here, and more GPUs would not help."""
+    return _sum(load for load in loads if load.bad < load.offered)
+
+
 class ScaleAdvice(Struct, frozen=True):
     """`gpus`: the recommended total. `models`: GPUs' worth that each model lacks, or (negative) leaves idle."""
 
@@ -64,7 +69,6 @@ class _Sample(Struct, frozen=True):
     at_ms: float
     span_ms: float
     models: Mapping[ModelId, ObservedLoad]
-    total: ObservedLoad
     idle_fraction: float
 
 
@@ -94,9 +98,9 @@ class ScaleAdvisor:
         span_ms = now_ms - last_at_ms
         if span_ms <= 0 or gpus == 0:
             return
-        total = _sum(models.values())
-        idle_fraction = min(1.0, max(0.0, 1 - total.busy_gpu_ms / (gpus * span_ms)))
-        self._samples.append(_Sample(now_ms, span_ms, dict(models), total, idle_fraction))
+        busy_ms = sum(load.busy_gpu_ms for load in models.values())
+        idle_fraction = min(1.0, max(0.0, 1 - busy_ms / (gpus * span_ms)))
+        self._samples.append(_Sample(now_ms, span_ms, dict(models), idle_fraction))
         while self._samples[0].at_ms <= now_ms - RELEASE_WINDOW_MS:
             self._samples.popleft()
         self._decide(now_ms)
@@ -108,11 +112,8 @@ class ScaleAdvisor:
         model whose requests never run asks for nothing: more GPUs would not help it. Idle time is shared out
         alike.
         """
-        recent = self._recent()
-        total = _sum(sample.total for sample in recent)
-        model_ids = sorted({model_id for sample in recent for model_id in sample.models})
-        loads = {model_id: _load_of(model_id, recent) for model_id in model_ids}
-        busy_ms = total.busy_gpu_ms
+        loads = self._recent_loads()
+        busy_ms = sum(load.busy_gpu_ms for load in loads.values())
         share = {
             model_id: self._gpus * load.busy_gpu_ms / busy_ms if busy_ms else 0.0
             for model_id, load in loads.items()
@@ -123,6 +124,7 @@ class ScaleAdvisor:
                 for model_id, load in loads.items()
                 if model_id in self._asking
             }
+            total = of_the_served(loads.values())
             missing = self._gpus * _missing_fraction(total) if None in self._asking else 0.0
             missing = max(missing, sum(lacking.values()))
             return ScaleAdvice(self._gpus + math.ceil(missing - ROUNDING), lacking)
@@ -136,26 +138,30 @@ class ScaleAdvisor:
 
     def _decide(self, now_ms: float) -> None:
         """Who asks, and whether GPUs are released: both depend on what was so before."""
-        recent = self._recent()
-        losing = {model_id for sample in recent for model_id, load in sample.models.items() if load.bad}
-        loads: dict[ModelId | None, ObservedLoad] = {
-            model_id: _load_of(model_id, recent) for model_id in losing
-        }
-        loads[None] = _sum(sample.total for sample in recent)
-        self._asking = {whose for whose, load in loads.items() if self._asks(whose, load)}
+        recent = self._recent_loads()
+        loads: list[tuple[ModelId | None, ObservedLoad]] = [
+            (None, of_the_served(recent.values())),
+            *recent.items(),
+        ]
+        self._asking = {whose for whose, load in loads if self._asks(whose, load)}
         # What was idle all through a whole release window, in its busiest ask window.
         is_over = now_ms - self._sized_at_ms >= RELEASE_WINDOW_MS
         least = _IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING
         self._is_releasing = not self._asking and is_over and self._busiest_idle_fraction() >= least
 
     def _asks(self, whose: ModelId | None, load: ObservedLoad) -> bool:
+        """Not who cannot be served at all: it would keep idle GPUs from being released for good."""
         threshold = _BAD_RATE_CALM if whose in self._asking else BAD_RATE_ALLOWED
-        return load.offered >= _REQUESTS_MIN and load.bad >= threshold * load.offered
+        return load.offered >= _REQUESTS_MIN and threshold * load.offered <= load.bad < load.offered
 
-    def _recent(self) -> list[_Sample]:
-        """Of the ask window that ends with the last observation, newest first."""
+    def _recent_loads(self) -> dict[ModelId, ObservedLoad]:
+        """By model, of the ask window that ends with the last observation."""
         from_ms = self._samples[-1].at_ms - ASK_WINDOW_MS if self._samples else 0.0
-        return list(takewhile(lambda sample: sample.at_ms > from_ms, reversed(self._samples)))
+        found: dict[ModelId, list[ObservedLoad]] = {}
+        for sample in takewhile(lambda sample: sample.at_ms > from_ms, reversed(self._samples)):
+            for model_id, load in sample.models.items():
+                found.setdefault(model_id, []).append(load)
+        return {model_id: _sum(found[model_id]) for model_id in sorted(found)}
 
     def _busiest_idle_fraction(self) -> float:
         least = 1.0
@@ -179,10 +185,6 @@ def _sum(loads: Iterable[ObservedLoad]) -> ObservedLoad:
     for load in loads:
         offered, bad, busy_ms = offered + load.offered, bad + load.bad, busy_ms + load.busy_gpu_ms
     return ObservedLoad(offered, bad, busy_ms)
-
-
-def _load_of(model_id: ModelId, samples: Iterable[_Sample]) -> ObservedLoad:
-    return _sum(sample.models[model_id] for sample in samples if model_id in sample.models)
 
 
 def _missing_fraction(load: ObservedLoad) -> float:

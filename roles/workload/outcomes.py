@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
-from policies.scaling import advised_gpus
+from policies.scaling import ObservedLoad, advised_gpus, of_the_served
 from roles.applications.tally import StageTally
 
 # Moments are sums of durations: a batch planned to end at its deadline may end a rounding later.
@@ -160,16 +160,14 @@ class Outcome:
 
     @property
     def advice_gpus(self) -> int | None:
-        """How many GPUs the load asks for in total; None where not all of their work is known.
-
-        A model of which nothing at all was good cannot be served here; more GPUs would not help it.
-        """
+        """How many GPUs the load asks for in total; None where not all of their work is known."""
         if not self.is_work_known:
             return None
         count = len(self.busy_fraction)
         idle_fraction = 1 - sum(self.busy_fraction) / count if count else 0.0
-        served = [one for one in self.fates.values() if one.good]
-        bad_rate = 1 - self.good / sum(model.offered for model in served) if served else 0.0
+        loads = (ObservedLoad(one.offered, one.offered - one.good, 0.0) for one in self.fates.values())
+        served = of_the_served(loads)
+        bad_rate = served.bad / served.offered if served.offered else 0.0
         return max(min(count, self.gpus_min), advised_gpus(count, bad_rate, idle_fraction))
 
     def as_json(self) -> dict[str, object]:

@@ -45,11 +45,11 @@ class Hosting:
             for gpu in kind.gpus:
                 self._has[of_gpu[gpu.index]][number] += 1
 
-    def arranged(self) -> int:
-        """Change places while that helps; how many models are hosted by no GPU of their sub-cluster then."""
+    def arranged(self) -> Cost:
+        """Change places while that helps; what is left to be wished for then."""
         while self._swap() or self._move():
             pass
-        return self._sum(range(len(self._has)))[0]
+        return self._sum(range(len(self._has)))
 
     def hosted(self) -> dict[int, frozenset[ModelId]]:
         """The models of each GPU."""

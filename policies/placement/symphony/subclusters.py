@@ -21,7 +21,7 @@ from policies.placement.common.base import (
     slice_memory_bytes,
 )
 from policies.placement.common.gpu_kinds import gpu_classes
-from policies.placement.symphony.hosting import Hosting
+from policies.placement.symphony.hosting import Cost, Hosting
 from policies.solver import SolverTime
 from policies.subclusters import Bounds, Partition, PartitionModel, partition
 
@@ -54,24 +54,25 @@ def subclusters_of(
 
     `current`: what runs now; its sub-clusters keep most of their models and, where the sizes allow, their GPUs.
     """
-    kinds = [equal.slot for equal in gpu_classes(gpus)]
+    classes = gpu_classes(gpus)
+    kinds = [equal.slot for equal in classes]
     possible = {model.model_id: _hosts_of(model, kinds, profiles) for model in models} if wanted > 1 else {}
     hostable = [model for model in models if possible.get(model.model_id)]
     count = min(wanted, len(gpus), len(hostable))
     if count <= 1:
-        violations = _fewer(1, wanted) if wanted > 1 and hostable else ()
+        violations = _fewer(1, wanted) if hostable else ()
         whole = {model.model_id: 0 for model in models}
         return Subclusters(whole, {gpu.index: 0 for gpu in gpus}, {}, violations)
     weights = _weights(hostable, possible, profiles)
     time = SolverTime()
-    best: tuple[int, Subclusters] | None = None
+    useful = [gpu for hosts in possible.values() for gpu in hosts]
+    useless = sum(len(equal.gpus) for equal in classes if equal.slot not in useful)
+    best: tuple[Cost, Subclusters] | None = None
     for fewer in range(count, 0, -1):
-        lost, divided = _divided(hostable, gpus, possible, weights, profiles, current, fewer, time)
-        if best is None or lost < best[0]:
-            best = lost, divided
-            if fewer < wanted:
-                best = lost, replace(divided, violations=_fewer(fewer, wanted))
-        if lost == len(divided.reasons):  # with fewer sub-clusters there is no more memory
+        cost, divided = _divided(hostable, gpus, possible, weights, profiles, current, fewer, wanted, time)
+        if best is None or cost < best[0]:
+            best = cost, divided
+        if cost == (len(divided.reasons), useless):  # with fewer sub-clusters there is no more memory
             break
     assert best is not None
     divided = best[1]
@@ -101,7 +102,7 @@ def _as_it_runs(
         {model.model_id: of_model[model.model_id] for model in models if model.model_id in of_model},
         {gpu.index: of_gpu.get(gpu.index, len(groups)) for gpu in gpus},
         {model.model_id: _no_room(len(groups)) for model in models if model.model_id not in of_model},
-        _fewer(len(groups), wanted) if len(groups) < wanted else (),
+        _fewer(len(groups), wanted),
     )
 
 
@@ -124,9 +125,10 @@ def _divided(
     profiles: Profiles,
     current: Placement | None,
     count: int,
+    wanted: int,
     time: SolverTime,
-) -> tuple[int, Subclusters]:
-    """So many sub-clusters, and how many models they cannot host."""
+) -> tuple[Cost, Subclusters]:
+    """`count` sub-clusters where `wanted` were asked for, and what they leave out."""
     now = _Now.of(current, count)
     found = _partition(models, possible, weights, profiles, now.of_model, count, time)
 
@@ -134,9 +136,10 @@ def _divided(
     for model_id, place in found.subcluster_of.items():
         load[place] += weights[model_id]
     hosting = Hosting(models, gpus, possible, profiles, found.subcluster_of, _divide(gpus, load, now.of_gpu))
-    lost = hosting.arranged()
+    lost, empty = hosting.arranged()
     reasons = dict.fromkeys(found.unplaced, _no_room(count))
-    return lost + len(found.unplaced), Subclusters(hosting.of_model, hosting.of_gpu, reasons)
+    said = _fewer(len(_connected(hosting.hosted())), wanted)
+    return (lost + len(found.unplaced), empty), Subclusters(hosting.of_model, hosting.of_gpu, reasons, said)
 
 
 def _no_room(count: int) -> str:
@@ -158,6 +161,8 @@ def partition_models(
 
 
 def _fewer(count: int, wanted: int) -> tuple[str, ...]:
+    if count >= wanted:
+        return ()
     return (f"{wanted} sub-clusters were asked for; there are GPUs and models for {count}",)
 
 

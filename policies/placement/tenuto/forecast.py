@@ -25,6 +25,7 @@ from policies.placement.common.base import (
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import USABLE
+from policies.placement.tenuto.task import forming_ms
 from profiles.interference import Interference, NoInterference, Running
 from profiles.model import ModelProfile
 
@@ -100,7 +101,7 @@ def _slices(
     weights: dict[ModelId, float] = {}
     replicas: dict[ModelId, int] = {}
     for entry in hosted:
-        weights[entry.model_id] = weights.get(entry.model_id, 0.0) + _weight(entry)
+        weights[entry.model_id] = weights.get(entry.model_id, 0.0) + weight_of(entry)
         replicas[entry.model_id] = replicas.get(entry.model_id, 0) + 1
     slices = []
     for planned in plan.slices:
@@ -109,7 +110,7 @@ def _slices(
         for entry in planned.models:
             profile = profiles[entry.model_id, gpu_type]
             table = profile.exec_table(planned.share_percent)
-            part = _weight(entry) / weights[entry.model_id]
+            part = weight_of(entry) / weights[entry.model_id]
             model = inputs[entry.model_id]
             entries.append(_Entry(entry, model, profile, table, replicas[entry.model_id], part))
         if entries:
@@ -121,7 +122,8 @@ def _slices(
     return slices
 
 
-def _weight(entry: PlannedModel) -> float:
+def weight_of(entry: PlannedModel) -> float:
+    """A replica's part of its model's requests, beside its others': by the plan's rates, or by batch sizes."""
     return entry.rate_rps or float(entry.batch or 1)
 
 
@@ -162,8 +164,9 @@ def _route_fixed(slices: Sequence[_Slice], conditions: Conditions) -> list[float
         )
         longest_ms = max(entry.exec_ms for entry in one.entries)
         for rps, entry in zip(parts, one.entries, strict=True):
-            form_ms = min(1000 * entry.batch / rate_of(entry.model), conditions.max_wait_ms)
-            needed_ms = form_ms + entry.exec_ms + min(1.0, load) * longest_ms
+            needed_ms = (
+                forming_ms(entry.model, entry.batch, conditions) + entry.exec_ms + min(1.0, load) * longest_ms
+            )
             if not entry.capacity_rps or needed_ms > entry.model.slo_ms - conditions.delay_ms(entry.batch):
                 entry.served_rps = 0.0
             elif load <= USABLE:

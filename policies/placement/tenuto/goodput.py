@@ -10,7 +10,7 @@ u follows from the rates and the capacities b / (f l(b)), and f from u, so both 
 if its batches keep the SLO:
 
     deferred    (1 + 1/N) f l(b)                    N replicas take turns (Symphony section 3.2, staggered)
-    fixed       b / rate + (1 + u) f l(b)           the batch forms, waits for its replica, runs
+    fixed       b / rate + (1 + u) f l(b)           the batch forms (one of 1 at once), waits for its replica, runs
 
 Under `fixed` no batch is planned that MAX_WAIT would close before it is full, and nothing protects batches in
 overload: the queue grows until the oldest request of a batch cannot finish alone, and all that then finish are
@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.placement.tenuto.task import Item, PlacementTask
+from policies.placement.tenuto.task import Item, PlacementTask, forming_ms
 
 Pattern = tuple[int, ...]
 """Places in the class's items, ascending."""
@@ -140,10 +140,10 @@ class GoodputModel:
         weights = (
             (other.model, part / whole) for other, part in zip(others, parts, strict=True) if part and whole
         )
-        conditions, rate = self._task.conditions, self._rates[item.model]
-        left_ms = self._task.models[item.model].slo_ms - conditions.delay_ms(item.batch)
+        conditions, model = self._task.conditions, self._task.models[item.model]
+        left_ms = model.slo_ms - conditions.delay_ms(item.batch)
         if conditions.has_fixed_batches:
-            left_ms -= min(1000 * item.batch / rate, conditions.max_wait_ms)
+            left_ms -= forming_ms(model, item.batch, conditions)
         return _Among(item, 1000 * item.batch / item.exec_ms, excess, tuple(weights), left_ms)
 
     def _is_in_time(self, among: _Among, factor: float, replicas: int, load: float) -> bool:

@@ -19,7 +19,7 @@ from policies.placement.common.base import (
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.tenuto.goodput import Cluster, GoodputModel
-from policies.placement.tenuto.task import Item, PlacementTask, fillable, worthwhile_batches
+from policies.placement.tenuto.task import Item, PlacementTask, fillable, forming_ms, worthwhile_batches
 
 _CALM = 0.85  # of the time, batches are made larger until the GPUs are no busier than this
 
@@ -90,17 +90,15 @@ def with_batches(
         types = hosts.get(model.model_id, [])
         if not types:
             continue
-        slowest = max((profiles[model.model_id, t] for t in types), key=lambda p: p.exec_ms(1))
+        exec_ms = _slowest([profiles[model.model_id, t].exec_table() for t in types])
         spare_ms = model.slo_ms - conditions.delay_ms(1)
         sizes = [
             size
-            for size in worthwhile_batches(slowest, spare_ms / 2, fillable(model, conditions))
-            if 1000 * size / rate_of(model) + 2 * slowest.exec_ms(size) <= spare_ms
+            for size in worthwhile_batches(exec_ms, spare_ms / 2, fillable(model, conditions))
+            if forming_ms(model, size, conditions) + 2 * exec_ms[size - 1] <= spare_ms
         ] or [1]
         per_gpu_rps = rate_of(model) / len(types)
-        ladders[model.model_id] = [
-            (size, per_gpu_rps / 1000 * slowest.exec_ms(size) / size) for size in sizes
-        ]
+        ladders[model.model_id] = [(size, per_gpu_rps / 1000 * exec_ms[size - 1] / size) for size in sizes]
         busy[model.model_id] = 0
     while sum(ladders[m][step][1] for m, step in busy.items()) > _CALM:
         growable = [m for m, step in busy.items() if step + 1 < len(ladders[m])]
@@ -108,21 +106,21 @@ def with_batches(
             break
         saves = {m: ladders[m][busy[m]][1] - ladders[m][busy[m] + 1][1] for m in growable}
         busy[max(growable, key=saves.__getitem__)] += 1
+
+    def sized(entry: PlannedModel, gpu_type: str) -> PlannedModel:
+        profile = profiles[entry.model_id, gpu_type]
+        batch = min(ladders[entry.model_id][busy[entry.model_id]][0], profile.batch_size_max)
+        return replace(entry, batch=batch, predicted_ms=profile.exec_ms(batch))
+
     slices = tuple(
-        replace(
-            planned,
-            models=tuple(
-                replace(
-                    entry,
-                    batch=ladders[entry.model_id][busy[entry.model_id]][0],
-                    predicted_ms=profiles[entry.model_id, type_of[planned.gpu]].exec_ms(
-                        ladders[entry.model_id][busy[entry.model_id]][0]
-                    ),
-                )
-                for entry in planned.models
-                if entry.model_id in ladders
-            ),
-        )
+        replace(planned, models=tuple(sized(entry, type_of[planned.gpu]) for entry in planned.models))
         for planned in plan.slices
     )
     return replace(plan, slices=slices)
+
+
+def _slowest(tables: Sequence[Sequence[float]]) -> list[float]:
+    """By batch size the longest run time among GPU types; one whose profile ends before runs its largest batch."""
+    return [
+        max(table[min(place, len(table) - 1)] for table in tables) for place in range(max(map(len, tables)))
+    ]

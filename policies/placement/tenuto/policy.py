@@ -30,10 +30,14 @@ from policies.placement.common.base import (
     PlacedModelInput,
     Placement,
     PlacementPolicy,
+    PlannedModel,
+    PlannedSlice,
     Profiles,
     Rejected,
     Unplaced,
     cannot_host,
+    in_gib,
+    slice_memory_bytes,
 )
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
@@ -43,7 +47,7 @@ from policies.placement.milp import Milp
 from policies.placement.registry import placement_policy
 from policies.placement.symphony.policy import Symphony
 from policies.placement.tenuto.exact import exact_cluster
-from policies.placement.tenuto.forecast import forecast_of, worst_fraction
+from policies.placement.tenuto.forecast import forecast_of, weight_of, worst_fraction
 from policies.placement.tenuto.goodput import GoodputModel
 from policies.placement.tenuto.plans import placement_of, with_batches
 from policies.placement.tenuto.search import Search, empty_cluster
@@ -120,18 +124,42 @@ class Tenuto:
         is_fixed = self._conditions.has_fixed_batches and all(gpu.is_emulated for gpu in gpus)
         if not wanted or (task is None and not is_fixed):
             return whole
-        shared = Symphony().place(wanted, gpus, profiles, current)
-        if is_fixed:
-            shared = with_batches(shared, wanted, gpus, profiles, self._conditions)
-        plans = {"shared in time": shared}
+        plans = {"shared in time": self._shared(wanted, gpus, profiles)}
         if task is not None:
-            plans = {**self._searched(task), **plans, **self._rival_plans(wanted, gpus, profiles)}
+            searched = {
+                name: self._filled(plan, wanted, gpus, profiles)
+                for name, plan in self._searched(task).items()
+            }
+            plans = {**searched, **plans, **self._rival_plans(wanted, gpus, profiles)}
         candidates = [
             _Candidate(name, plan, served, worst_fraction(served, wanted))
             for name, plan in plans.items()
             for served in (forecast_of(plan, wanted, gpus, profiles, self._conditions),)
         ]
         return self._answer(candidates, models, reasons)
+
+    def _shared(
+        self, models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
+    ) -> Placement:
+        shared = Symphony().place(models, gpus, profiles)
+        if self._conditions.has_fixed_batches:
+            shared = with_batches(shared, models, gpus, profiles, self._conditions)
+        return shared
+
+    def _filled(
+        self,
+        plan: Placement,
+        models: Sequence[PlacedModelInput],
+        gpus: Sequence[GpuSlot],
+        profiles: Profiles,
+    ) -> Placement:
+        """With the models that have no place on the GPUs that are idle: there they take nothing from others, and some requests are in time."""
+        hosted = _hosted_by(plan)
+        idle = [gpu for gpu in gpus if gpu.index not in plan.gpus_used]
+        left = [model for model in models if model.model_id not in hosted]
+        if not idle or not left:
+            return plan
+        return replace(plan, slices=(*plan.slices, *self._shared(left, idle, profiles).slices))
 
     def _searched(self, task: PlacementTask) -> dict[str, Placement]:
         model = GoodputModel(task)
@@ -175,10 +203,10 @@ class Tenuto:
         # In steps that matter, so that among equals the first stays first: our own, with the shortest batches.
         near.sort(key=lambda one: (-round(one.worst, 2), -round(one.total_rps / (best_rps or 1.0), 3)))
         chosen = near[0]
+        hosted = _hosted_by(chosen.plan)
         missing = {
             model.model_id: rate_of(model) - chosen.served.get(model.model_id, 0.0) for model in models
         }
-        hosted = {entry.model_id for planned in chosen.plan.slices for entry in planned.models}
         unplaced = tuple(
             Unplaced(
                 model.model_id,
@@ -199,12 +227,31 @@ class Tenuto:
         )
         decision = Decision("placement", chosen.name, chosen.metrics(), rejected)
         return Placement(
-            chosen.plan.slices,
+            _with_rates(chosen.plan.slices, chosen.served),
             unplaced,
             chosen.plan.violations,
             chosen.total_rps,
             (decision, *chosen.plan.decisions),
         )
+
+
+def _hosted_by(plan: Placement) -> set[ModelId]:
+    return {entry.model_id for planned in plan.slices for entry in planned.models}
+
+
+def _with_rates(slices: Sequence[PlannedSlice], served: Mapping[ModelId, float]) -> tuple[PlannedSlice, ...]:
+    """Where the plan has rates: what is forecast, in the parts that it has them in, so that they and what is unplaced make the whole."""
+    weights = dict.fromkeys(served, 0.0)
+    for planned in slices:
+        for entry in planned.models:
+            weights[entry.model_id] += weight_of(entry)
+
+    def at_forecast(entry: PlannedModel) -> PlannedModel:
+        if entry.rate_rps is None:
+            return entry
+        return replace(entry, rate_rps=served[entry.model_id] * weight_of(entry) / weights[entry.model_id])
+
+    return tuple(replace(planned, models=tuple(map(at_forecast, planned.models))) for planned in slices)
 
 
 def _why_not(candidate: _Candidate, reached: float, enough_rps: float) -> str:
@@ -216,21 +263,36 @@ def _why_not(candidate: _Candidate, reached: float, enough_rps: float) -> str:
 def _shortfall(model: PlacedModelInput, hosted: set[ModelId]) -> str:
     if model.model_id in hosted:
         return "its slices carry no more within its SLO, beside their neighbours"
-    return "other models bring more goodput on these GPUs"
+    return (
+        "other models bring more goodput on these GPUs"
+        if hosted
+        else "no GPU has room for the batches that its SLO allows"
+    )
 
 
 def _reasons(
     models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
 ) -> dict[ModelId, str]:
     """Why no GPU can ever serve them, for those models for which that is so."""
-    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
+    kinds = [equal.slot for equal in gpu_classes(gpus)]
+    has_real_gpus = any(not gpu.is_emulated for gpu in kinds)
     found: dict[ModelId, str] = {}
     for model in models:
-        why = [cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) for gpu in gpus]
+        why = [
+            cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) or _too_large(model, gpu, profiles)
+            for gpu in kinds
+        ]
         known = [reason for reason in why if reason is not None]
         if len(known) == len(why):
             found[model.model_id] = joined(known)
     return found
+
+
+def _too_large(model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles) -> str | None:
+    needed = slice_memory_bytes([model], gpu.gpu_type, profiles, batch_max={model.model_id: 1})
+    if needed <= gpu.memory_bytes:
+        return None
+    return f"memory: a single request needs {in_gib(needed)} of a GPU's {in_gib(gpu.memory_bytes)}"
 
 
 _RIVALS = ("exclusive", "usher", "wsm-usher", "ao-milp", "wsm-milp")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from policies.placement.common.base import PlacedModelInput, Profiles, cannot_host
 from policies.placement.common.conditions import Conditions
 from policies.placement.common.demands import rate_of
 from policies.placement.common.gpu_kinds import GpuClass
 from profiles.interference import Interference, Running
-from profiles.model import ModelProfile
 
 # Less than this longer, and twice the requests: the smaller batch has nothing for it.
 _FREE_GROWTH = 1.05
@@ -69,12 +69,12 @@ def task_of(
     return PlacementTask(tuple(models), tuple(classes), items, known, conditions, slices_max)
 
 
-def worthwhile_batches(profile: ModelProfile, limit_ms: float, size_max: float) -> list[int]:
+def worthwhile_batches(exec_ms: Sequence[float], limit_ms: float, size_max: float) -> list[int]:
     """Powers of two, and the largest size, that run within `limit_ms` and are not as slow as twice as many.
 
-    `size_max`: see `fillable`.
+    `exec_ms[b - 1]` is l(b); `size_max`: see `fillable`. Empty where a single request takes longer.
     """
-    table = profile.exec_table()[: int(max(1.0, min(size_max, profile.batch_size_max)))]
+    table = exec_ms[: int(max(1.0, min(size_max, len(exec_ms))))]
     sizes = [1]
     while sizes[-1] * 2 <= len(table):
         sizes.append(sizes[-1] * 2)
@@ -83,7 +83,7 @@ def worthwhile_batches(profile: ModelProfile, limit_ms: float, size_max: float) 
     sizes = [size for size in sizes if table[size - 1] <= limit_ms]
     return [
         size
-        for size, larger in zip(sizes, [*sizes[1:], None], strict=True)
+        for size, larger in zip_longest(sizes, sizes[1:])
         if larger is None or table[larger - 1] > _FREE_GROWTH * table[size - 1]
     ]
 
@@ -93,6 +93,13 @@ def fillable(model: PlacedModelInput, conditions: Conditions) -> float:
     if not conditions.has_fixed_batches:
         return math.inf
     return 1 + rate_of(model) * conditions.max_wait_ms / 1000
+
+
+def forming_ms(model: PlacedModelInput, batch: int, conditions: Conditions) -> float:
+    """How long the first request of a fixed batch waits for the others, one gap for chance; a batch of one is full at once."""
+    if batch == 1:
+        return 0.0
+    return min(1000 * batch / rate_of(model), conditions.max_wait_ms)
 
 
 def _items(
@@ -106,7 +113,7 @@ def _items(
             continue
         table = profile.exec_table()
         size_max = fillable(model, conditions)
-        for batch in worthwhile_batches(profile, model.slo_ms - conditions.delay_ms(1), size_max):
+        for batch in worthwhile_batches(table, model.slo_ms - conditions.delay_ms(1), size_max):
             needed = profile.memory_bytes(batch) if model.memory_bytes is None else model.memory_bytes
             if needed <= slot.memory_bytes:
                 running = Running(model.model_id, batch)

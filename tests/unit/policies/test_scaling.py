@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -124,6 +125,27 @@ def test_few_requests_say_nothing_about_one_percent() -> None:
     for second in range(10):
         advisor.observe(4, {ModelId("a"): ObservedLoad(5, 1, 4000.0)}, 1000.0 * second)
     assert advisor.advice() == ScaleAdvice(4, {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_models_of_which_nothing_is_served_change_no_advice(seed: int) -> None:
+    """Whatever the others do: such a model asks for nothing, and keeps no idle GPU from being released."""
+    draw = random.Random(f"never served {seed}")
+    gpus, never = draw.randint(1, 20), [ModelId(f"never{i}") for i in range(draw.randint(1, 3))]
+    without, beside = ScaleAdvisor(), ScaleAdvisor()
+    for look in range(250):
+        if look % 50 == 0:
+            idle, bad_rate = draw.choice([0.0, 0.07, 0.6]), draw.choice([0.0, 0.0, 0.007, 0.2])
+        served = {
+            ModelId(name): ObservedLoad(1000, round(1000 * bad_rate), 500 * gpus * (1 - idle))
+            for name in "ab"
+        }
+        lost = draw.choice([1, 50, 5000])
+        without.observe(gpus, served, 1000.0 * look)
+        beside.observe(gpus, served | dict.fromkeys(never, ObservedLoad(lost, lost, 0.0)), 1000.0 * look)
+        assert beside.advice().gpus == without.advice().gpus
+        named = {name: lacks for name, lacks in beside.advice().models.items() if name not in never or lacks}
+        assert named == without.advice().models
 
 
 def test_no_number_of_gpus_helps_a_model_that_is_never_served() -> None:

@@ -230,3 +230,27 @@ def test_all_divisions_of_a_plan_have_one_solvers_time_together(monkeypatch: pyt
     slots = [gpu for place in range(4) for gpu in gpus(2, memory_gb=10 + place / 4, first=2 * place)]
     assert len(place(rates, slots, 3, memory_gb=4).unplaced) == 1
     assert given_s == [10.0, 6.0, 2.0], "and the fourth has none"
+
+
+@pytest.mark.parametrize("seed", range(26))
+def test_a_plan_leaves_no_more_out_than_without_subclusters_and_says_how_many_it_has(seed: int) -> None:
+    """Models without a place count first, then GPUs without a model. The same input again has the same plan."""
+    draw = random.Random(f"left out {seed}")
+    types = draw.choices(["v100", "t4", "a100"], k=draw.randint(2, 6))
+    slots = [slot for i, name in enumerate(types) for slot in gpus(1, name, first=i)]
+    rates = {f"m{i}": draw.choice([10.0, 100.0]) for i in range(draw.randint(2, 5))}
+    known = {(ModelId(name), of): PROFILE for name in rates for of in draw.sample(types, draw.randint(1, 2))}
+    wanted = draw.randint(2, 4)
+    policy = placement_policy("symphony", {"subclusters": wanted})
+    placed = policy.place(models(rates), slots, known)
+    whole = placement_policy("symphony").place(models(rates), slots, known)
+    assert left_out(placed, slots) <= left_out(whole, slots)
+    found = len(components([[model.model_id for model in one.models] for one in placed.slices]))
+    said = f"{wanted} sub-clusters were asked for; there are GPUs and models for {found}"
+    assert placed.violations == ((said,) if found < wanted else ())
+    again = policy.place(models(rates), slots, known, placed)
+    assert (again.slices, again.violations) == (placed.slices, placed.violations)
+
+
+def left_out(placed: Placement, slots: list[GpuSlot]) -> tuple[int, int]:
+    return len(placed.unplaced), len(slots) - len(placed.gpus_used)

@@ -91,6 +91,17 @@ def test_a_batch_of_which_the_rate_fills_little_in_time_is_not_planned_under_fix
     assert hosted(placement) == [(0, "a", 6)]  # 1 + 50 · 0.1 s
 
 
+@pytest.mark.parametrize("interference", [True, False])
+def test_a_batch_of_one_waits_for_no_other_request(interference: bool) -> None:
+    # One request in 50 ms keeps the SLO of 25: alone it takes 10 of them. A batch of two would wait for the next.
+    of = case({"a": (25, 20, {1: Cell(10, 40), 2: Cell(11, 40)})}, 2)
+    under = conditions(of, has_fixed_batches=True) if interference else Conditions(has_fixed_batches=True)
+    placement = place(of, under)
+    assert {batch for _, _, batch in hosted(placement)} == {1}
+    assert placement.expected_goodput_rps == pytest.approx(20)
+    assert placement.unplaced == ()
+
+
 def test_the_way_to_the_device_and_back_counts() -> None:
     # 10 ms alone on its only slice: staggered it needs 20 of the 21 ms, and with 2 · 1 + 1 ms of way 23.
     of = case({"a": (21, 100, HALF)})
@@ -172,6 +183,17 @@ def test_models_that_no_gpu_can_serve_are_unplaced_and_the_others_placed() -> No
     reasons = {str(u.model_id): u.reason for u in placed.unplaced}
     assert reasons["late"] == "its SLO of 5 ms is below the 10 ms of a single request"
     assert reasons["unknown"] == "it has no profile for GPU type v100"
+
+
+def test_a_model_that_is_forecast_late_takes_idle_gpus_and_nothing_from_others() -> None:
+    # Staggered, a batch that takes 10 ms alone needs 15 on two GPUs. On the GPU of the other its requests would run all the same.
+    late = (14, 100, HALF)
+    alone = place(case({"late": late}, 2))
+    assert [(gpu, model) for gpu, model, _ in hosted(alone)] == [(0, "late"), (1, "late")]
+    assert alone.unplaced[0].reason == "its slices carry no more within its SLO, beside their neighbours"
+    beside = place(case({"good": (100, 500, HALF), "late": late}))
+    assert {model for _, model, _ in hosted(beside)} == {"good"}
+    assert beside.unplaced[0].reason == "other models bring more goodput on these GPUs"
 
 
 def test_no_gpu_is_an_error() -> None:
