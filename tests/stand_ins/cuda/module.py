@@ -28,6 +28,7 @@ def install() -> None:
     c: Any = torch._C
     c._cuda_endAllocateToPool = c._cuda_releasePool = lambda gpu, pool: None
     c._host_emptyCache = lambda: None
+    c._set_cudnn_enabled(False)  # a build with CUDA would choose operators that only it has
     c._cuda_getDevice = gpus.current
     _patch_tensors()
     real_profile = torch.profiler.profile
