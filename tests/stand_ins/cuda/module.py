@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -159,6 +160,9 @@ def _patch_tensors() -> None:
 class _Profile:
     """`torch.profiler.profile` of a GPU: every operator that writes is a kernel."""
 
+    def __init__(self) -> None:
+        self._told: dict[str, Any] = {}
+
     def __enter__(self) -> Self:
         self._tracer = Tracer.active = Tracer()
         return self
@@ -166,8 +170,12 @@ class _Profile:
     def __exit__(self, *exc: object) -> None:
         Tracer.active = None
 
+    def add_metadata_json(self, key: str, value: str) -> None:
+        """For the trace."""
+        self._told[key] = json.loads(value)
+
     def export_chrome_trace(self, path: str) -> None:
-        """As torch writes it."""
+        """As torch writes it, packed where the name ends in .gz."""
         events = [
             {
                 "ph": "X",
@@ -189,7 +197,8 @@ class _Profile:
             for number, (name, began_ms, took_ms, elements) in enumerate(self._tracer.kernels)
         ]
         said = [_told(number, gpus.properties(number)) for number in range(len(gpus.visible()))]
-        Path(path).write_text(json.dumps({"deviceProperties": said, "traceEvents": events}), encoding="utf-8")
+        text = json.dumps({**self._told, "deviceProperties": said, "traceEvents": events}).encode()
+        Path(path).write_bytes(gzip.compress(text) if path.endswith(".gz") else text)
 
 
 def _told(number: int, gpu: SimpleNamespace) -> dict[str, Any]:
