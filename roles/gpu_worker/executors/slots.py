@@ -80,11 +80,15 @@ class InputSlots:
     def stage(
         self, parts: Sequence[JobPart], rows: Sequence[Mapping[str, Array]], rejected: list[RejectedRow]
     ) -> None:
-        """Put the next batch together, in the place of the one that was staged before; one that is too large is left to `take`."""
+        """Put a batch together where nothing runs and nothing is staged, else in the place of what was staged; one that is too large is left to `take`.
+
+        Between two runs both may be free: the batch that is to run next keeps its place.
+        """
         with self._lock:
             if len(rows) > self.rows:
                 return
-            slot = next(slot for slot in self._slots if slot is not self._running)
+            free = (slot for slot in self._slots if slot is not self._running)
+            slot = min(free, key=lambda slot: slot.is_staged)
             self._fill(slot, rows, rejected)
             slot.parts = [ref(part) for part in parts]
 

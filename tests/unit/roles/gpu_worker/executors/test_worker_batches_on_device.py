@@ -110,6 +110,16 @@ def test_the_batch_staged_last_takes_the_place_of_the_one_before() -> None:
     assert model.slots.staged_ahead == 1
 
 
+def test_a_batch_that_is_staged_between_two_runs_leaves_the_next_one_its_place() -> None:
+    model = hosted()
+    upcoming, behind = part(1), part(2)
+    model.stage([upcoming])
+    model.stage([behind])  # one run is over, and the thread has not taken the next one yet
+    assert totals(model, upcoming) == [3]
+    assert totals(model, behind) == [6]
+    assert model.slots.staged_ahead == 2
+
+
 def test_misfits_of_a_staged_batch_are_told_when_it_runs() -> None:
     model = hosted()
     long = JobPart(1, [NamedTensor("x", np.zeros(5, np.float32))])
