@@ -142,5 +142,5 @@ def test_gpus_that_are_drained_do_not_serve_beside_those_that_come() -> None:
     }
     found = what_if(minute_of(plan, counts, BIN_MS), Change(gpus=1), {})
     assert found.gpus == (1, 2)
-    assert [busy > 0 for busy in found.today.busy_fraction] == [True, False, False]
-    assert [busy > 0 for busy in found.then.busy_fraction] == [True, False, False, True]
+    assert [busy > 0 for busy in found.today.gpus.busy_fraction] == [True, False, False]
+    assert [busy > 0 for busy in found.then.gpus.busy_fraction] == [True, False, False, True]
