@@ -92,7 +92,12 @@ def missed_rates(config: ClusterConfig, placement: Placement) -> list[str]:
         if lost_rps >= BAD_RATE_ALLOWED * rates_rps[model_id]
     ]
     expected_rps, all_rps = placement.expected_goodput_rps, asked_rps(config)
-    if missed or placement.unplaced or expected_rps is None or expected_rps > (1 - BAD_RATE_ALLOWED) * all_rps:
+    if (
+        missed
+        or placement.unplaced
+        or expected_rps is None
+        or expected_rps > (1 - BAD_RATE_ALLOWED) * all_rps
+    ):
         return missed
     return [f"all models: {expected_rps:.1f} of {all_rps:.1f} r/s expected within their SLOs"]
 

@@ -49,7 +49,9 @@ def test_both_simulators_run_pipelines_alike(first: int) -> None:
             continue
         full = play(document, seed, REQUESTS, is_full=True)
         assert fates_apart(fast, full) == [], f"setting {seed}"
-        assert full.outcome.gpus.busy_fraction == pytest.approx(fast.outcome.gpus.busy_fraction), f"setting {seed}"
+        assert full.outcome.gpus.busy_fraction == pytest.approx(fast.outcome.gpus.busy_fraction), (
+            f"setting {seed}"
+        )
         assert full.outcome.gpus.used == fast.outcome.gpus.used
     assert crossed < PIPELINE_CASES / 4 / 5
 

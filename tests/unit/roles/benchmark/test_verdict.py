@@ -142,7 +142,10 @@ def test_a_slice_that_came_with_a_move_counts_for_the_gpu_in_its_name() -> None:
 
 def test_slices_of_a_host_that_the_file_does_not_have_count_for_no_gpu() -> None:
     rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
-    assert judge(config(), [record(rows, ("elsewhere/gpu0/0",))], WINDOW).outcome.gpus.busy_fraction == (0.0, 0.0)
+    assert judge(config(), [record(rows, ("elsewhere/gpu0/0",))], WINDOW).outcome.gpus.busy_fraction == (
+        0.0,
+        0.0,
+    )
 
 
 def test_a_run_without_requests_in_the_window_has_no_percentiles() -> None:

@@ -135,7 +135,9 @@ def test_people_get_a_table_a_model_a_row(tmp_path: Path) -> None:
 
 
 def test_no_word_is_broken_at_80_columns() -> None:
-    outcome = Outcome(1.0, {ModelId("a"): ModelOutcome(100_000, 12_345, 0, 0, None, None, None, None)}, GpuUse(()))
+    outcome = Outcome(
+        1.0, {ModelId("a"): ModelOutcome(100_000, 12_345, 0, 0, None, None, None, None)}, GpuUse(())
+    )
     row = Compared("exclusive", "clockwork", cost_per_hour=12.34, outcome=outcome)
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(_summary([row]))

@@ -83,6 +83,7 @@ def test_a_longer_slo_lets_batches_grow_that_a_short_one_forbids() -> None:
 def test_a_healthy_play_of_a_minute_that_was_not_is_doubted() -> None:
     found = what_if(minute(20), Change(gpus=1), {A: 0.4, B: 0.0})
     assert found.doubt.startswith("In truth 40% of a were late or refused")
+    assert found.sentence == "With 1 GPU more all models keep their SLOs.", "today they do not"
     assert what_if(minute(20), Change(gpus=1), {A: 0.01}).doubt == ""
     assert what_if(minute(20), Change(gpus=1), {ModelId("of another plan"): 0.9}).doubt == ""
 

@@ -27,7 +27,9 @@ def batch(
     model_id: ModelId = A,
 ) -> BatchRecord:
     slice_id = SliceId(f"n/gpu{gpu}/0")
-    return BatchRecord(model_id, size, slice_id, gpu, share_percent, started_at_ms, started_at_ms, finished_at_ms)
+    return BatchRecord(
+        model_id, size, slice_id, gpu, share_percent, started_at_ms, started_at_ms, finished_at_ms
+    )
 
 
 def test_each_request_of_the_window_has_one_fate() -> None:
