@@ -125,7 +125,7 @@ def simulate(
 
 def print_outcome(outcome: Outcome, title: str) -> None:
     """A run's verdict for people."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("model", overflow="fold")
     for name in (
         "offered",
