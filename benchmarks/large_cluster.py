@@ -109,7 +109,7 @@ def main() -> None:
             "memory GB",
         ),
     )
-    busy = sum(outcome.busy_fraction) / len(outcome.busy_fraction)
+    busy = sum(outcome.gpus.busy_fraction) / len(outcome.gpus.busy_fraction)
     offered = outcome.offered / outcome.duration_s
     row = (requests, offered, 100 * outcome.bad_rate, 100 * busy, len(run.batches))
     table.rows.append((*row, read_s, cpu_s, took_s, memory_gb))
@@ -119,7 +119,7 @@ def main() -> None:
         gpus = _gpus_of(config, shard)
         offered = sum(one.offered for one in own)
         bad = 1 - sum(one.good for one in own) / max(1, offered)
-        share = sum(outcome.busy_fraction[index] for index in gpus) / max(1, len(gpus))
+        share = sum(outcome.gpus.busy_fraction[index] for index in gpus) / max(1, len(gpus))
         shards.rows.append((shard, len(gpus), len(own), offered / options.seconds, 100 * bad, 100 * share))
     figures.lines.append(Line("bad rate, %", 100 * outcome.bad_rate, at_most=100 * BAD_RATE_MAX))
     tell(figures, options.json)

@@ -116,7 +116,7 @@ def _row(table: Table, load: float, where: str, outcomes: list[Outcome], late_ms
             model_of(outcome).p50_ms or 0.0,
             model_of(outcome).p99_ms or 0.0,
             model_of(outcome).batch_mean or 0.0,
-            100 * statistics.fmean(outcome.busy_fraction),
+            100 * statistics.fmean(outcome.gpus.busy_fraction),
         )
         for outcome in outcomes
     ]
@@ -157,7 +157,7 @@ def many(figures: Figures, options: argparse.Namespace) -> None:
     model = model_of(outcome)
     good_rps = outcome.good / outcome.duration_s
     table.rows.append(
-        (stage.start_s, good_rps, 100 * outcome.bad_rate, model.p50_ms, model.p99_ms, outcome.used_gpus)
+        (stage.start_s, good_rps, 100 * outcome.bad_rate, model.p50_ms, model.p99_ms, outcome.gpus.used)
     )
     costs = figures.table(f"{options.many} devices: processes", "role", "CPU %", "memory MB")
     memory_mb = by_kind(rss_mb)

@@ -158,7 +158,7 @@ def proportional(
     """Busy fractions below the peak."""
     table = figures.table("busy fractions", "load", "busy", "over load", "upper half of the ids %")
     for load in (0.2, 0.3, 0.4, 0.6, 0.8):
-        busy = play(models, gpus, batching, peak * load, seconds).busy_fraction
+        busy = play(models, gpus, batching, peak * load, seconds).gpus.busy_fraction
         upper = sum(busy[len(busy) // 2 :]) / max(1e-9, sum(busy))
         mean = statistics.fmean(busy)
         table.rows.append((f"{load:g}", mean, mean - load, 100 * upper))

@@ -58,6 +58,20 @@ def of_the_served(loads: Iterable[ObservedLoad]) -> ObservedLoad:
     return _sum(load for load in loads if load.bad < load.offered)
 
 
+def missing_for_models(gpus: int, loads: Mapping[ModelId, ObservedLoad]) -> int:
+    """How many more GPUs are asked for by what each model lacks, which counts GPU time and not requests.
+
+    Where requests of an expensive model are lost, few lost requests are many GPUs.
+    """
+    shares = _shares(gpus, loads)
+    lacking = (
+        shares[model_id] * _missing_fraction(load)
+        for model_id, load in loads.items()
+        if load.bad >= BAD_RATE_ALLOWED * load.offered
+    )
+    return math.ceil(sum(lacking) - ROUNDING)
+
+
 class ScaleAdvice(Struct, frozen=True):
     """`gpus`: the recommended total. `models`: GPUs' worth that each model lacks, or (negative) leaves idle."""
 
@@ -113,14 +127,10 @@ class ScaleAdvisor:
         alike.
         """
         loads = self._recent_loads()
-        busy_ms = sum(load.busy_gpu_ms for load in loads.values())
-        share = {
-            model_id: self._gpus * load.busy_gpu_ms / busy_ms if busy_ms else 0.0
-            for model_id, load in loads.items()
-        }
+        shares = _shares(self._gpus, loads)
         if self._asking:
             lacking = {
-                model_id: share[model_id] * _missing_fraction(load)
+                model_id: shares[model_id] * _missing_fraction(load)
                 for model_id, load in loads.items()
                 if model_id in self._asking
             }
@@ -133,7 +143,7 @@ class ScaleAdvisor:
         idle_fraction = self._busiest_idle_fraction()
         gpus = advised_gpus(self._gpus, 0.0, idle_fraction)
         return ScaleAdvice(
-            gpus, {model_id: 0.0 - gpus_of * idle_fraction for model_id, gpus_of in share.items()}
+            gpus, {model_id: 0.0 - gpus_of * idle_fraction for model_id, gpus_of in shares.items()}
         )
 
     def _decide(self, now_ms: float) -> None:
@@ -147,7 +157,13 @@ class ScaleAdvisor:
         # What was idle all through a whole release window, in its busiest ask window.
         is_over = now_ms - self._sized_at_ms >= RELEASE_WINDOW_MS
         least = _IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING
-        self._is_releasing = not self._asking and is_over and self._busiest_idle_fraction() >= least
+        total = _sum(recent.values())
+        is_out = (
+            0 < total.offered == total.bad
+        )  # nothing is served at all: that GPUs are idle says nothing then
+        self._is_releasing = (
+            not self._asking and not is_out and is_over and self._busiest_idle_fraction() >= least
+        )
 
     def _asks(self, whose: ModelId | None, load: ObservedLoad) -> bool:
         """Not who cannot be served at all: it would keep idle GPUs from being released for good."""
@@ -185,6 +201,14 @@ def _sum(loads: Iterable[ObservedLoad]) -> ObservedLoad:
     for load in loads:
         offered, bad, busy_ms = offered + load.offered, bad + load.bad, busy_ms + load.busy_gpu_ms
     return ObservedLoad(offered, bad, busy_ms)
+
+
+def _shares(gpus: int, loads: Mapping[ModelId, ObservedLoad]) -> dict[ModelId, float]:
+    """Each model's share of the cluster, in GPUs: that of the busy time."""
+    busy_ms = sum(load.busy_gpu_ms for load in loads.values())
+    return {
+        model_id: gpus * load.busy_gpu_ms / busy_ms if busy_ms else 0.0 for model_id, load in loads.items()
+    }
 
 
 def _missing_fraction(load: ObservedLoad) -> float:

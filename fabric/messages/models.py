@@ -43,6 +43,8 @@ class ModelInfo(Value, frozen=True):
     """Clients ask these instead of the model itself; empty: it has none."""
     head_of: ModelId = ModelId("")
     """Where a frontend lists a head to its clients: the model whose batches run its requests."""
+    asks: Listed[ModelId] = ()
+    """Where a frontend lists an application: the models that its stages ask, each once; empty: it is none."""
 
 
 class LoaderSpec(Value, frozen=True):

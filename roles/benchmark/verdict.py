@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +18,14 @@ from roles.config.cluster import ClusterConfig
 from roles.scheduler.settings import SchedulerSettings, settings_from
 from roles.workload.outcomes import (
     ApplicationOutcome,
+    GpuUse,
     ModelOutcome,
     Outcome,
     Window,
     model_outcome,
     nearest_rank,
     stage_outcome,
+    use_of,
 )
 
 LATE_MS_MAX = 1.0
@@ -205,13 +207,10 @@ def _outcome(config: ClusterConfig, planned: PlannedSlices, record: LoadRecord, 
         )
         for one in config.applications
     }
-    busy = _busy_fraction(config, planned, record, window)
-    used_gpus = sum(fraction > 0 for fraction in busy)
     return Outcome(
         window.duration_s,
         models,
-        busy,
-        used_gpus,
+        _gpu_use(config, planned, record, window),
         applications,
         is_work_known=_is_work_known(_inside(rows, window), len(config.models)),
         gpus_min=max(map(len, planned.parts.values()), default=1),
@@ -231,10 +230,8 @@ def _batch_sizes(of_requests: NDArray[np.float64]) -> list[int]:
     return [int(size) for size, times in zip(sizes, told, strict=True) for _ in range(round(times / size))]
 
 
-def _busy_fraction(
-    config: ClusterConfig, planned: PlannedSlices, record: LoadRecord, window: Window
-) -> tuple[float, ...]:
-    """Each GPU's busy part of the window by the answers' ledgers, weighted by the slices' shares.
+def _gpu_use(config: ClusterConfig, planned: PlannedSlices, record: LoadRecord, window: Window) -> GpuUse:
+    """Each GPU's busy part of the window by the answers' ledgers, weighted by the slices' shares, and with which models.
 
     What other clients had computed is not in it, nor what was computed for nobody or for stages of applications. A slice that the file's plan does
     not have came with a move; its share is not known here, so it counts as a whole GPU: the one in its name. The GPUs of a
@@ -242,21 +239,23 @@ def _busy_fraction(
     """
     rows = _inside(record.rows, window)
     rows = rows[~np.isnan(rows[:, _COLUMN["batch_size"]])]
-    busy_ms = np.bincount(
-        rows[:, _COLUMN["slice"]].astype(int),
-        rows[:, _COLUMN["gpu_ms"]] / rows[:, _COLUMN["batch_size"]],
-        len(record.slices),
-    )
     places = _places(config)
-    busy = [0.0] * len(config.gpus)
-    for name, spent_ms in zip(record.slices, busy_ms, strict=True):
-        parts = planned.parts.get(SliceId(name))
-        if parts is None:
-            gpu = places.get(name.rpartition("/")[0])
-            parts = {} if gpu is None else {gpu: 1.0}
-        for gpu, share in parts.items():
-            busy[gpu] += share * float(spent_ms) / (window.until_ms - window.from_ms)
-    return tuple(min(1.0, fraction) for fraction in busy)
+    spent_ms: list[defaultdict[ModelId, float]] = [defaultdict(float) for _ in config.gpus]
+    for place, model in enumerate(config.models):
+        own = rows[rows[:, _COLUMN["model"]] == place]
+        busy_ms = np.bincount(
+            own[:, _COLUMN["slice"]].astype(int),
+            own[:, _COLUMN["gpu_ms"]] / own[:, _COLUMN["batch_size"]],
+            len(record.slices),
+        )
+        for name, ms in zip(record.slices, busy_ms, strict=True):
+            parts = planned.parts.get(SliceId(name))
+            if parts is None:
+                gpu = places.get(name.rpartition("/")[0])
+                parts = {} if gpu is None else {gpu: 1.0}
+            for gpu, share in parts.items():
+                spent_ms[gpu][model.model_id] += share * float(ms)
+    return use_of(spent_ms, window)
 
 
 def _places(config: ClusterConfig) -> dict[str, int]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fabric.ids import ModelId
-from fabric.messages import GpuReport, PlanReport, SliceReport, StatusListed, UnplacedInfo
+from fabric.messages import GpuReport, ModelInfo, PlanReport, SliceReport, StatusListed, UnplacedInfo
 from policies.scaling import RELEASE_WINDOW_MS
 from policies.slo import BAD_RATE_ALLOWED
 from roles.runtime.live_figures import LiveModel
@@ -24,6 +24,7 @@ LOOP_COLUMNS = (
     "turn_ms_max",
     "collect_ms_max",
 )
+MODEL_COLUMNS = ("model", "r/s", "good/s", "bad %", "late", "drops", "p50 ms", "p99 ms", "SLO ms", "repl.")
 UNKNOWN = "-"
 
 
@@ -44,9 +45,14 @@ def unplaced_line(one: UnplacedInfo) -> str:
     return f"unplaced: {one.model_id}{rate}: {one.reason}"
 
 
-def advice_line(plan: PlanReport) -> str:
-    """How many GPUs the load asks for; why it may be all of them, though a run of `tenuto bench` asks for fewer."""
+def advice_line(plan: PlanReport, late: str = "") -> str:
+    """How many GPUs the load asks for; why it may be all of them, though a run of `tenuto bench` asks for fewer.
+
+    `late`: what of a host is, by which requests are lost that no GPU would save.
+    """
     line = f"the load asks for {plan.gpus_advised} of {plan.gpus} GPUs"
+    if late and plan.gpus_advised > plan.gpus:
+        return f"{line} (but {late}, and what that loses counts too: see tenuto why)"
     if plan.gpus_advised != plan.gpus or plan.gpus < 2:
         return line
     return f"{line} (for fewer only when some were idle for {RELEASE_WINDOW_MS / 60_000:g} min)"
@@ -90,12 +96,21 @@ def _state_of(process: ProcessReport, counters: Mapping[str, float]) -> Text:
 
 def model_table(listed: StatusListed, live: Mapping[ModelId, LiveModel], title: str = "Models") -> Table:
     """A row a model: what came and how it fared in the last seconds, where its frontends tell."""
-    columns = ("model", "r/s", "good/s", "bad %", "late", "drops", "p50 ms", "p99 ms", "SLO ms", "repl.")
-    table = plain_table(title, *columns)
+    table = plain_table(title, *MODEL_COLUMNS)
     for model in listed.models:
         its = live.get(model.model_id)
         heads = f": {shortened([head.model_id for head in model.heads])}" if model.heads else ""
         table.add_row(f"{model.model_id}{heads}", *live_cells(its, model.slo_ms), str(model.replicas))
+    return table
+
+
+def application_table(applications: Sequence[ModelInfo], live: Mapping[ModelId, LiveModel]) -> Table:
+    """A row an application, counted from end to end; replicas: of the needed stage with the fewest."""
+    columns = ("application", *MODEL_COLUMNS[1:])
+    table = plain_table("Applications", *columns)
+    for one in applications:
+        name = f"{one.model_id}: {shortened(one.asks)}"
+        table.add_row(name, *live_cells(live.get(one.model_id), one.slo_ms), str(one.replicas))
     return table
 
 

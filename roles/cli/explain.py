@@ -10,7 +10,6 @@ import click
 from fabric.errors import FabricError
 from fabric.ids import ModelId
 from fabric.keys import Keyring
-from fabric.messages import StatusListed
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
     FloatRange,
@@ -24,7 +23,7 @@ from roles.cli.options import (
     via_option,
     writing,
 )
-from roles.cli.records import Remembered, newest_bad, remembered
+from roles.cli.records import Remembered, newest_bad, remembered, require_model
 from roles.cli.why import hosting_of, last_minute, situation_of
 from roles.observability.batch_timeline import write_timeline
 from roles.observability.diagnosis import Finding, measured
@@ -69,7 +68,7 @@ def explain(
 
 def _asked(found: Remembered, request_id: str, late_model: str | None) -> RequestSeen:
     if late_model is not None:
-        _require_model(found.report.scheduler, late_model)
+        require_model(found.report, ModelId(late_model), "tenuto explain --last-late {}", found.keyring)
         request = next(newest_bad(found.requests, ModelId(late_model)), None)
         if request is None:
             raise FabricError(f"no request of {late_model} is remembered that was late or refused")
@@ -168,9 +167,3 @@ def _remembered(
     found = remembered(run_dir, models, request_id=request_id, last_ms=last_ms, keyring=keyring_of(key_file))
     remark(found.remarks)
     return found
-
-
-def _require_model(scheduler: StatusListed, name: str) -> None:
-    known = [model.model_id for model in scheduler.models]
-    if name not in known:
-        raise FabricError(f"no model {name!r} is served; there is {', '.join(known)}")

@@ -74,7 +74,14 @@ def list_(*, cluster: Cluster, as_json: bool) -> None:
         live = None if cluster.address else live_figures(processes_of(cluster), keyring)
     if as_json:
         figures = {} if live is None else live.models
-        echo_json(as_plain({"models": listed.models, "live": figures, "warnings": listed.warnings}))
+        applications = [] if live is None else live.applications
+        plain = {
+            "models": listed.models,
+            "live": figures,
+            "warnings": listed.warnings,
+            "applications": applications,
+        }
+        echo_json(as_plain(plain))
     else:
         print_models(listed, live)
 

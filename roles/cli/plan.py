@@ -25,7 +25,7 @@ from roles.cli.overrides import override_options
 from roles.config.choices import placement_choices
 from roles.config.cluster import ClusterConfig
 from roles.config.read_config import Overrides, load_config
-from roles.lab.plan import cost_per_hour, missed_slos, plan_json
+from roles.lab.plan import asked_rps, cost_per_hour, missed_rates, missed_slos, plan_json
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
 
 
@@ -51,7 +51,9 @@ from roles.runtime.exit_codes import EXIT_SLO_MISSED
 @plot_option
 @override_options
 @click.option(
-    "--check", is_flag=True, help="Exit 4 if a model is unplaced or its expected latency is over its SLO."
+    "--check",
+    is_flag=True,
+    help="Exit 4 if a model, or a part of its rate, is unplaced, its expected latency is over its SLO, or the policy expects 1 % or more of the rates to be lost.",
 )
 @json_option
 def plan(
@@ -92,10 +94,12 @@ def plan(
             _print_why(placement)
         if possible is not None:
             _print_heads(possible)
-    missed = missed_slos(config, placement)
-    for line in missed:
+    late, short = missed_slos(config, placement), missed_rates(config, placement)
+    for line in late:
         click.echo(f"over its SLO: {line}", err=True)
-    if check and (placement.unplaced or missed):
+    for line in short:
+        click.echo(f"too few GPUs: {line}", err=True)
+    if check and (placement.unplaced or late or short):
         sys.exit(EXIT_SLO_MISSED)
 
 
@@ -205,7 +209,7 @@ def _left_open(config: ClusterConfig, placement: Placement) -> str:
 def _totals(config: ClusterConfig, placement: Placement) -> str:
     text = ""
     if placement.expected_goodput_rps is not None:
-        text += f", expected goodput {placement.expected_goodput_rps:.1f} r/s"
+        text += f", expected goodput {placement.expected_goodput_rps:.1f} of {asked_rps(config):.1f} r/s"
     cost = cost_per_hour(config, placement)
     return text if cost is None else f"{text}, {cost:.2f} per hour"
 

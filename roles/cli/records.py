@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fabric.clock import MonotonicClock
-from fabric.errors import PeerLost
+from fabric.errors import FabricError, PeerLost
 from fabric.ids import ModelId, PeerId
 from fabric.keys import Keyring
 from fabric.messages import BatchesRemembered, RecordsAsked, RequestsRemembered
@@ -26,6 +26,7 @@ from roles.observability.remembered import (
     zero_of_clock_ms,
 )
 from roles.runtime.core import SCHEDULER
+from roles.runtime.live_figures import applications_of
 from roles.runtime.running_cluster import (
     ActiveScheduler,
     ClusterReport,
@@ -154,6 +155,20 @@ class NewRequests:
         if found:
             self._newest[frontend.role_id] = frontend.incarnation, found[0].record.number
         return found
+
+
+def require_model(report: ClusterReport, name: ModelId, command: str, keyring: Keyring | None) -> None:
+    """FabricError where no model of that name is served; of an application with the models to ask for, by `command` with their names."""
+    known = [one.model_id for one in report.scheduler.models]
+    if name in known:
+        return
+    asked = next((one.asks for one in applications_of(report.processes, keyring) if one.model_id == name), ())
+    if asked:
+        instead = ", ".join(command.format(model_id) for model_id in asked)
+        raise FabricError(
+            f"{name!r} is an application: its stages ask {' and '.join(asked)}; ask for these: {instead}"
+        )
+    raise FabricError(f"no model {name!r} is served; there is {', '.join(known)}")
 
 
 def models_beside(model_id: ModelId, report: ClusterReport) -> tuple[ModelId, ...]:

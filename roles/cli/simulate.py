@@ -125,29 +125,32 @@ def simulate(
 
 def print_outcome(outcome: Outcome, title: str) -> None:
     """A run's verdict for people."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("model", overflow="fold")
     for name in (
         "offered",
         "good",
         "late",
-        "dropped",
-        "bad %",
-        "p50 ms",
-        "p99 ms",
+        "drops",
+        "bad\n%",
+        "p50\nms",
+        "p99\nms",
         "batch",
-        "median",
+        "med.",
+        "GPUs",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for name, model in outcome.told.items():
-        times = (model.p50_ms, model.p99_ms, model.batch_mean, model.batch_p50)
+        figures = (model.p50_ms, model.p99_ms, model.batch_mean)
         table.add_row(
             name,
             *(str(count) for count in (model.offered, model.good, model.late, model.dropped)),
             f"{100 * model.bad_rate:.2f}",
-            *("-" if value is None else f"{value:.2f}" for value in times),
+            *("-" if value is None else f"{value:.2f}" for value in figures),
+            "-" if model.batch_p50 is None else f"{model.batch_p50:g}",
+            "-" if (gpus := outcome.gpus_of(name)) is None else f"{gpus:.2f}",
         )
-    busy = outcome.busy_fraction
+    busy = outcome.gpus.busy_fraction
     advice = f"the load of this run asks for {outcome.advice_gpus}"
     if outcome.advice_gpus is None:
         advice = "not all of their work is known, so nothing says how many the load asks for"
@@ -158,5 +161,5 @@ def print_outcome(outcome: Outcome, title: str) -> None:
         f"goodput {outcome.good / outcome.duration_s:.1f} r/s, bad rate {100 * outcome.bad_rate:.2f} %"
     )
     console.print(
-        f"GPUs {len(busy)}, used {outcome.used_gpus}, busy {100 * sum(busy) / max(1, len(busy)):.1f} % on average; {advice}"
+        f"GPUs {len(busy)}, used {outcome.gpus.used}, busy {100 * sum(busy) / max(1, len(busy)):.1f} % on average; {advice}"
     )

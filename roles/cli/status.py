@@ -10,6 +10,7 @@ import click
 from fabric.messages import StatusListed
 from roles.cli.cluster_tables import (
     advice_line,
+    application_table,
     drained_line,
     gpu_tables,
     loop_table,
@@ -31,6 +32,7 @@ from roles.cli.options import (
     scheduler_option,
     via_option,
 )
+from roles.observability.units import late_host, shown_ms
 from roles.runtime.live_figures import LiveFigures, live_figures
 from roles.runtime.running_cluster import ClusterReport, look, look_from_afar
 
@@ -73,6 +75,7 @@ def status(
             "slices": listed.slices,
             "models": listed.models,
             "live": {} if live is None else live.models,
+            "applications": [] if live is None else live.applications,
             "gpus": listed.gpus,
             "plan": listed.plan,
             "scheduling": listed.standing,
@@ -118,7 +121,7 @@ def _print_status(report: ClusterReport, live: LiveFigures | None, *, has_loops:
     plan = report.scheduler.plan
     if plan is not None:
         why = f" ({plan.reason})" if plan.reason else ""
-        console.print(f"Plan: {plan.state}{why}; {advice_line(plan)}")
+        console.print(f"Plan: {plan.state}{why}; {advice_line(plan, late_host_of(report))}")
         for line in plan.lately[-LATELY_SHOWN:]:
             console.print(f"  {line}")
 
@@ -131,11 +134,20 @@ def print_models(listed: StatusListed, live: LiveFigures | None) -> None:
         table.caption = "of the last 10 s; from a frontend's receipt to its answer"
         table.caption_justify = "left"
     console.print(table)
+    if live is not None and live.applications:
+        console.print(application_table(live.applications, live.models))
     for warning in listed.warnings:
         console.print(f"{warning.model_id}: {warning.reason}")
     for one in () if listed.plan is None else listed.plan.unplaced:
         console.print(unplaced_line(one))
     remark(silent_lines(live))
+
+
+def late_host_of(report: ClusterReport) -> str:
+    """The process whose timers are so late that requests of the tightest SLO are lost by it, in words; empty: there is none."""
+    slos_ms = [one.slo_ms for one in report.scheduler.models]
+    late = late_host(report.late_timers_ms, min(slos_ms)) if slos_ms else None
+    return "" if late is None else f"timers of {late[0]} are {shown_ms(late[1])} late (p99)"
 
 
 def silent_lines(live: LiveFigures | None) -> list[str]:

@@ -91,7 +91,13 @@ def facts_of(run_dir: Path, keyring: Keyring | None) -> Facts:
     late = [one for one in requests if now_ms - one.ended_at_ms < LATE_MS]
     late.sort(key=lambda one: -one.ended_at_ms)
     return Facts(
-        now_ms, WallClock().time_of_day(), report, live.models, late, sorted({*live.silent, *silent})
+        now_ms,
+        WallClock().time_of_day(),
+        report,
+        live.models,
+        late,
+        sorted({*live.silent, *silent}),
+        live.applications,
     )
 
 

@@ -47,6 +47,7 @@ class Facts:
     live: dict[ModelId, LiveModel] = field(default_factory=dict)
     late: Sequence[RequestSeen] = ()
     silent: Sequence[str] = ()
+    applications: Sequence[ModelInfo] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,8 @@ class TopView:
             return []
         live = self._facts.live
         rows: list[_Row] = [
-            (model, live.get(model.model_id)) for model in self._facts.report.scheduler.models
+            (model, live.get(model.model_id))
+            for model in (*self._facts.report.scheduler.models, *self._facts.applications)
         ]
         name = list(SORTS)[self._sort]
         by_name = sorted(rows, key=lambda row: row[0].model_id)
@@ -238,7 +240,7 @@ class TopView:
         self._cursor = dict.fromkeys(_PANELS, -1)
         scheduler = self._facts.report.scheduler
         tables = [
-            self._model_table(len(scheduler.models)),
+            self._model_table(len(self._rows)),
             self._slice_table(len(scheduler.slices)),
             self._late_table(LATE_PRINTED),
         ]

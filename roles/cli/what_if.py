@@ -21,7 +21,7 @@ from roles.cli.options import (
     run_dir_flag,
     via_option,
 )
-from roles.cli.records import Remembered, models_beside, remembered
+from roles.cli.records import Remembered, models_beside, remembered, require_model
 from roles.cli.why import situation_of
 from roles.observability.last_minute import MINUTE_MS
 from roles.observability.what_if import Change, WhatIf
@@ -109,8 +109,7 @@ def _minute(run_dir: Path, change: Change, key_file: Path | None) -> Remembered:
     models = tuple(one.model_id for one in report.scheduler.models)
     changed = dict.fromkeys((*change.slos_ms, *change.rates))
     for model_id in changed:
-        if model_id not in models:
-            raise FabricError(f"no model {model_id!r} is served; there is {', '.join(models)}")
+        require_model(report, model_id, "tenuto what-if --rate {}=1.5", keyring)
     beside = {model_id: models_beside(model_id, report) for model_id in changed or models[:1]}
     if len(set(beside.values())) > 1:
         raise FabricError(
@@ -125,9 +124,9 @@ def _minute(run_dir: Path, change: Change, key_file: Path | None) -> Remembered:
 
 
 def _print(answer: WhatIf) -> None:
-    click.echo(answer.sentence)
     if answer.doubt:
         click.echo(answer.doubt)
+    click.echo(answer.sentence)
     columns = ("model", "", "r/s", "good r/s", "bad %", "p50 ms", "p99 ms")
     table = Table(*columns)
     for model_id, both in answer.as_plain()["models"].items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fabric.errors import FabricError, PeerLost
+from fabric.errors import PeerLost
 from fabric.ids import ModelId, SliceId
 from fabric.keys import Keyring
 from fabric.messages import StatusListed
@@ -25,7 +25,7 @@ from roles.cli.options import (
     via_option,
 )
 from roles.cli.progress import progress
-from roles.cli.records import Remembered, models_beside, remembered
+from roles.cli.records import Remembered, models_beside, remembered, require_model
 from roles.observability.diagnosis import Evidence, Finding, diagnose
 from roles.observability.last_minute import MINUTE_MS, minute_of
 from roles.observability.remedies import Remedy, remedies
@@ -33,8 +33,6 @@ from roles.observability.situation import Situation
 from roles.observability.units import shown_ms
 from roles.runtime.process import die_with_parent
 from roles.runtime.running_cluster import look
-
-LATE_TIMERS = "timer_late_p99_ms"
 
 
 @click.command()
@@ -85,9 +83,7 @@ def reasons_of(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> lis
 def last_minute(run_dir: Path, keyring: Keyring | None, model_id: ModelId) -> Remembered:
     """What is remembered of a model, and of what stands beside it. Raises FabricError for one that is not served."""
     report = look(run_dir, keyring)
-    known = [one.model_id for one in report.scheduler.models]
-    if model_id not in known:
-        raise FabricError(f"no model {model_id!r} is served; there is {', '.join(known)}")
+    require_model(report, model_id, "tenuto why {}", keyring)
     models = tuple(dict.fromkeys((model_id, *models_beside(model_id, report))))
     return remembered(run_dir, models, report=report, last_ms=MINUTE_MS, keyring=keyring)
 
@@ -121,7 +117,7 @@ def situation_of(report: Remembered) -> Situation:
         counts.offered(minute.span_ms),
         counts.bad(minute.span_ms),
         {one.model_id: one.replicas for one in scheduler.models},
-        {role_id: its[LATE_TIMERS] for role_id, its in report.report.counters.items() if LATE_TIMERS in its},
+        report.report.late_timers_ms,
         {} if plan is None else {one.model_id: one.planned_rps for one in plan.models if one.planned_rps},
         _unhosted(scheduler),
         counts.unserved(minute.span_ms),

@@ -358,6 +358,7 @@ class ClusterConfig(Struct, frozen=True):
             tuple(violation for part in parts for violation in part.violations),
             None if None in expected else sum(one for one in expected if one is not None),
             tuple(decision for part in parts for decision in part.decisions),
+            {model_id: rps for part in parts for model_id, rps in part.short_rps.items()},
         )
 
     @property

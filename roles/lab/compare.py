@@ -69,6 +69,9 @@ class Compared(Struct, frozen=True):
             "goodput_by_model_rps": {
                 name: rounded(rate_rps) for name, rate_rps in self.goodput_by_model_rps.items()
             },
+            "gpus_by_model": {}
+            if outcome is None
+            else {name: rounded(outcome.gpus_of(name)) for name in outcome.models},
             "worst_served_fraction": rounded(self.worst_served_fraction),
             "gpus_used": None if plan is None else len(plan.gpus_used),
             "cost_per_hour": self.cost_per_hour,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from policies.placement.common.base import Decision, Placement, PlannedSlice, Unplaced
+from policies.slo import BAD_RATE_ALLOWED
 from roles.config.cluster import ApplicationConfig, ClusterConfig
 from roles.workload.outcomes import ROUNDING_MS
 
@@ -33,6 +34,7 @@ def plan_json(
         "expected_goodput_rps": rounded(placement.expected_goodput_rps),
         "cost_per_hour": cost_per_hour(config, placement),
         "unplaced": unplaced_json(placement.unplaced),
+        "short_rps": {model_id: rounded(rps) for model_id, rps in placement.short_rps.items()},
         "violations": list(placement.violations),
         "applications": {
             one.name: {"stages": _stages_json(one, config.graph_deadlines, placement)}
@@ -71,6 +73,33 @@ def missed_slos(config: ClusterConfig, placement: Placement) -> list[str]:
         for model in planned.models
         if model.predicted_ms is not None and model.predicted_ms > slo_ms[model.model_id] + ROUNDING_MS
     ]
+
+
+def asked_rps(config: ClusterConfig) -> float:
+    """What all models are planned for together; one without a rate adds nothing."""
+    return math.fsum(model.rate_rps or 0.0 for model in config.models)
+
+
+def missed_rates(config: ClusterConfig, placement: Placement) -> list[str]:
+    """Where the policy's own forecast loses as much of the rates as breaks an SLO, in words: by model where it says of which.
+
+    Parts of rates under `unplaced` are told of there.
+    """
+    rates_rps = {model.model_id: model.rate_rps or 0.0 for model in config.models}
+    missed = [
+        f"{model_id}: {rates_rps[model_id] - lost_rps:.1f} of its {rates_rps[model_id]:.1f} r/s expected within its SLO"
+        for model_id, lost_rps in placement.short_rps.items()
+        if lost_rps >= BAD_RATE_ALLOWED * rates_rps[model_id]
+    ]
+    expected_rps, all_rps = placement.expected_goodput_rps, asked_rps(config)
+    if (
+        missed
+        or placement.unplaced
+        or expected_rps is None
+        or expected_rps > (1 - BAD_RATE_ALLOWED) * all_rps
+    ):
+        return missed
+    return [f"all models: {expected_rps:.1f} of {all_rps:.1f} r/s expected within their SLOs"]
 
 
 def rounded(value: float | None) -> float | None:

@@ -21,15 +21,12 @@ from fabric.ids import ModelId, SliceId
 from policies.slo import BAD_RATE_ALLOWED
 from roles.observability.absences import gone, not_there, second_replica
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen
-from roles.observability.units import shown_ms
+from roles.observability.units import late_host, shown_ms
 
 MENDED: Final = 0.3
 """What is left of a bad rate where a change has mended it: at most this part of it, or a fine one."""
 SLOW: Final = 1.15
 INTERFERES: Final = 1.15
-LATE_TIMERS_SHARE: Final = 0.08
-"""Of the SLO: timers (p99) that are later than this cost batches their requests."""
-LATE_TIMERS_MS: Final = 1.0
 WAY_SHARE: Final = 0.12
 """Of the SLO: ways of inputs and outputs, beyond what is configured, that are worth naming."""
 BURSTY: Final = 2.0
@@ -297,11 +294,10 @@ def _network(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _host(evidence: Evidence) -> Iterator[Finding]:
-    if not evidence.late_timers_ms:
+    late = late_host(evidence.late_timers_ms, evidence.slo_ms)
+    if late is None:
         return
-    role_id, late_ms = max(evidence.late_timers_ms.items(), key=lambda one: one[1])
-    if late_ms < max(LATE_TIMERS_MS, LATE_TIMERS_SHARE * evidence.slo_ms):
-        return
+    role_id, late_ms = late
     yield Finding(
         Cause.HOST,
         _weight(late_ms, evidence),

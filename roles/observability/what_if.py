@@ -71,7 +71,8 @@ class WhatIf:
         kept = sorted(before - after)
         lost = sorted(after - before)
         if not before and not after:
-            return f"With {self.text} all models keep their SLOs, as they do today."
+            today = "" if self.doubt else ", as they do today"
+            return f"With {self.text} all models keep their SLOs{today}."
         parts = [f"{', '.join(kept)} would keep {'its SLO' if len(kept) == 1 else 'their SLOs'}"] * bool(kept)
         parts += [f"{', '.join(lost)} would miss {'its SLO' if len(lost) == 1 else 'their SLOs'}"] * bool(
             lost

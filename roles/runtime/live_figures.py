@@ -11,8 +11,8 @@ from typing import Final
 from fabric.errors import PeerLost
 from fabric.ids import ModelId, PeerId
 from fabric.keys import Keyring
-from fabric.messages import FiguresAsked, FiguresListed, ModelFigures
-from fabric.operator_questions import ask_role
+from fabric.messages import FiguresAsked, FiguresListed, ModelFigures, ModelInfo
+from fabric.operator_questions import ask_role, ask_status
 from roles.runtime.metrics.catalog import CLIENT_FAULTS
 from roles.runtime.running_cluster import ProcessReport, frontends_of
 
@@ -48,10 +48,11 @@ class LiveModel:
 
 @dataclass(slots=True)
 class LiveFigures:
-    """By name. `silent`: frontends that did not answer."""
+    """By name, of models and applications. `applications`: as clients see them. `silent`: frontends that did not answer."""
 
     models: dict[ModelId, LiveModel]
     silent: list[str] = field(default_factory=list)
+    applications: Sequence[ModelInfo] = ()
 
 
 def live_figures(processes: Sequence[ProcessReport], keyring: Keyring | None = None) -> LiveFigures:
@@ -64,7 +65,24 @@ def live_figures(processes: Sequence[ProcessReport], keyring: Keyring | None = N
                 told.setdefault(one.model_id, []).append(one)
         except PeerLost:
             silent.append(process.role_id)
-    return LiveFigures({model_id: together(its) for model_id, its in sorted(told.items())}, silent)
+    heard = [process for process in processes if process.role_id not in silent]
+    figures = {model_id: together(its) for model_id, its in sorted(told.items())}
+    return LiveFigures(figures, silent, applications_of(heard, keyring))
+
+
+def applications_of(
+    processes: Sequence[ProcessReport], keyring: Keyring | None = None
+) -> Sequence[ModelInfo]:
+    """The applications, as the first frontend among these lists them that answers; all of a cluster have the same."""
+    for process in frontends_of(processes):
+        try:
+            listed = ask_status(
+                process.addresses["client"], ANSWER_MS, server=PeerId(process.role_id), keyring=keyring
+            )
+        except PeerLost:
+            continue
+        return [one for one in listed.models if one.asks]
+    return ()
 
 
 def _told_by(role_id: str, addresses: Sequence[str], keyring: Keyring | None) -> Iterable[ModelFigures]:

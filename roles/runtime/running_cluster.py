@@ -27,6 +27,7 @@ from roles.runtime.core import SCHEDULER
 from roles.runtime.run_directory import drained_roles, run_files
 from roles.runtime.shard_reports import ShardReport, merged, shard_of, shard_report
 
+_LATE_TIMERS = "timer_late_p99_ms"
 ROLE_LIMIT_MS = 1_000.0
 SCHEDULER_LIMIT_MS = 2_000.0
 _TOLD: Mapping[str, Sequence[str]] = {
@@ -69,6 +70,11 @@ class ClusterReport(Struct, frozen=True):
     """By shard: who schedules it, and what that says."""
     drained_roles: Sequence[str] = ()
     """Those of the run directory that an operator keeps down."""
+
+    @property
+    def late_timers_ms(self) -> dict[str, float]:
+        """How late timers were at their p99, by process."""
+        return {role_id: its[_LATE_TIMERS] for role_id, its in self.counters.items() if _LATE_TIMERS in its}
 
     @property
     def workers(self) -> dict[str, int]:

@@ -31,10 +31,11 @@ from roles.simulator.traffic import ModelTraffic
 from roles.workload.arrivals import Workload
 from roles.workload.outcomes import (
     BatchRecord,
+    GpuUse,
     Outcome,
     Window,
     batch_sizes_in,
-    busy_gpus,
+    gpu_use,
     model_outcome,
 )
 
@@ -121,7 +122,6 @@ def simulate(
     with _collector_paused():
         world.run()
     sizes = batch_sizes_in(world.batches, window)
-    busy_fraction, used_gpus = busy_gpus(world.batches, len(config.gpus), window)
     models = {
         one.model_id: model_outcome(
             one.arrived_at_ms, one.finished_at_ms, one.slo_ms, window, sizes.get(one.model_id, ())
@@ -132,8 +132,7 @@ def simulate(
     outcome = Outcome(
         window.duration_s,
         models,
-        busy_fraction,
-        used_gpus,
+        gpu_use(world.batches, len(config.gpus), window),
         application_outcomes(played, tallies, window),
         with_stages(traffic, played, tallies, window, sizes),
         gpus_min=max((len(spec.gpus) for _, spec in settings.slices), default=1),
@@ -200,15 +199,15 @@ def merged_runs(config: ClusterConfig, window: Window, runs: Sequence[SimulatedR
     numbers = [[index_of[gpu.node_id, gpu.local_index] for gpu in gpus] for gpus in own_gpus]
     busy = [0.0] * len(config.gpus)
     for shard, run in enumerate(runs):
-        for number, fraction in zip(numbers[shard], run.outcome.busy_fraction, strict=True):
+        for number, fraction in zip(numbers[shard], run.outcome.gpus.busy_fraction, strict=True):
             busy[number] = fraction
+    of_model = {model_id: gpus for run in runs for model_id, gpus in run.outcome.gpus.of_model.items()}
     models = {model_id: one for run in runs for model_id, one in run.outcome.models.items()}
     traffic = {one.model_id: one for run in runs for one in run.traffic}
     outcome = Outcome(
         window.duration_s,
         {model.model_id: models[model.model_id] for model in config.models},
-        tuple(busy),
-        sum(run.outcome.used_gpus for run in runs),
+        GpuUse(tuple(busy), of_model),
         gpus_min=max(run.outcome.gpus_min for run in runs),
     )
     batches = [

@@ -8,16 +8,19 @@ measured there has percentiles of answers in time alone, and requests that would
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fabric.ids import ModelId, SliceId
-from policies.scaling import ObservedLoad, advised_gpus, of_the_served
+from policies.scaling import ObservedLoad, advised_gpus, missing_for_models, of_the_served
 from roles.applications.tally import StageTally
 
 # Moments are sums of durations: a batch planned to end at its deadline may end a rounding later.
@@ -58,6 +61,21 @@ class Window:
     def duration_s(self) -> float:
         """Its length in seconds."""
         return (self.until_ms - self.from_ms) / 1000
+
+
+class GpuUse(NamedTuple):
+    """What GPUs did in a window. `busy_fraction`: of each GPU.
+
+    `of_model`: device time by model in GPUs, how many each kept busy on average; their sum is that of `busy_fraction`.
+    """
+
+    busy_fraction: tuple[float, ...]
+    of_model: Mapping[ModelId, float] = MappingProxyType({})
+
+    @property
+    def used(self) -> int:
+        """How many GPUs had a batch."""
+        return sum(fraction > 0 for fraction in self.busy_fraction)
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,19 +126,22 @@ class ApplicationOutcome:
     stages: Mapping[str, StageOutcome]
 
 
+def _load(one: ModelOutcome, gpus: float = 0.0) -> ObservedLoad:
+    return ObservedLoad(one.offered, one.offered - one.good, gpus)
+
+
 @dataclass(slots=True, frozen=True)
 class Outcome:
     """A whole run, judged. `models` count the requests that were sent to them, without those of stages.
 
     `with_stages`: of models that stages ask, with the requests of these, where they are known. What is said of all requests
-    counts an application's request once, from end to end. `is_work_known`: whether all that GPUs did is in `busy_fraction`.
+    counts an application's request once, from end to end. `is_work_known`: whether all that GPUs did is in `gpus`.
     `gpus_min`: of the model that is cut over most, or runs in most ranks.
     """
 
     duration_s: float
     models: Mapping[ModelId, ModelOutcome]
-    busy_fraction: tuple[float, ...]
-    used_gpus: int
+    gpus: GpuUse
     applications: Mapping[str, ApplicationOutcome] = field(default_factory=dict)
     with_stages: Mapping[ModelId, ModelOutcome] = field(default_factory=dict)
     is_work_known: bool = True
@@ -158,17 +179,30 @@ class Outcome:
         """Of the model or application that fares worst."""
         return max((one.bad_rate for one in self.fates.values()), default=0.0)
 
+    def gpus_of(self, name: str) -> float | None:
+        """Device time of a model in GPUs: how many it kept busy on average. None where not all is known, and for an application.
+
+        With it go the requests of stages, wherever these are counted.
+        """
+        known = self.is_work_known and name in self.models
+        return self.gpus.of_model.get(ModelId(name), 0.0) if known else None
+
     @property
     def advice_gpus(self) -> int | None:
         """How many GPUs the load asks for in total; None where not all of their work is known."""
         if not self.is_work_known:
             return None
-        count = len(self.busy_fraction)
-        idle_fraction = 1 - sum(self.busy_fraction) / count if count else 0.0
-        loads = (ObservedLoad(one.offered, one.offered - one.good, 0.0) for one in self.fates.values())
-        served = of_the_served(loads)
+        busy_fraction = self.gpus.busy_fraction
+        count = len(busy_fraction)
+        idle_fraction = 1 - sum(busy_fraction) / count if count else 0.0
+        served = of_the_served(_load(one) for one in self.fates.values())
         bad_rate = served.bad / served.offered if served.offered else 0.0
-        return max(min(count, self.gpus_min), advised_gpus(count, bad_rate, idle_fraction))
+        models = {**self.models, **self.with_stages}
+        loads = {name: _load(one, self.gpus.of_model.get(name, 0.0)) for name, one in models.items()}
+        advised = advised_gpus(count, bad_rate, idle_fraction)
+        if missing := missing_for_models(count, loads):
+            advised = max(advised, count + missing)
+        return max(min(count, self.gpus_min), advised)
 
     def as_json(self) -> dict[str, object]:
         """The contract of `simulate --json` and `bench --json`."""
@@ -181,14 +215,15 @@ class Outcome:
                     **_fate_json(model),
                     "batch_mean": _rounded(model.batch_mean),
                     "batch_p50": _rounded(model.batch_p50),
+                    "gpus": _rounded(self.gpus_of(model_id)),
                 }
                 for model_id, model in {**self.models, **self.with_stages}.items()
             },
             "applications": _applications_json(self.applications),
             "gpus": {
-                "count": len(self.busy_fraction),
-                "busy_fraction": [_rounded(fraction) for fraction in self.busy_fraction],
-                "used": self.used_gpus,
+                "count": len(self.gpus.busy_fraction),
+                "busy_fraction": [_rounded(fraction) for fraction in self.gpus.busy_fraction],
+                "used": self.gpus.used,
             },
             "advice_gpus": self.advice_gpus,
         }
@@ -262,40 +297,56 @@ def batch_sizes_in(batches: Sequence[BatchRecord], window: Window) -> dict[Model
     return sizes
 
 
-def busy_gpus(batches: Sequence[BatchRecord], gpus: int, window: Window) -> tuple[tuple[float, ...], int]:
-    """Each GPU's busy fraction of the window, and how many had a batch in it.
+def gpu_use(batches: Sequence[BatchRecord], gpus: int, window: Window) -> GpuUse:
+    """How busy each GPU was, and with which models.
 
     A batch counts with its slice's share of the GPU, with all of it where the share is not limited; several
-    such at once are still one busy GPU.
+    such at once are still one busy GPU, which is divided between them evenly.
     """
-    busy_ms = [0.0] * gpus
-    used = [False] * gpus
-    whole: list[list[tuple[float, float]]] = [[] for _ in range(gpus)]
+    spent_ms: list[defaultdict[ModelId, float]] = [defaultdict(float) for _ in range(gpus)]
+    whole: list[list[tuple[float, float, ModelId]]] = [[] for _ in range(gpus)]
     for batch in batches:
         for gpu, began_at_ms, ended_at_ms in batch.spans:
             start_at_ms = max(began_at_ms, window.from_ms)
             end_at_ms = min(ended_at_ms, window.until_ms)
             if start_at_ms >= end_at_ms:
                 continue
-            used[gpu] = True
             if batch.share_percent is None:
-                whole[gpu].append((start_at_ms, end_at_ms))
+                whole[gpu].append((start_at_ms, end_at_ms, batch.model_id))
             else:
-                busy_ms[gpu] += (end_at_ms - start_at_ms) * batch.share_percent / 100
+                spent_ms[gpu][batch.model_id] += (end_at_ms - start_at_ms) * batch.share_percent / 100
+    for own_ms, spans in zip(spent_ms, whole, strict=True):
+        _divide(spans, own_ms)
+    return use_of(spent_ms, window)
+
+
+def use_of(spent_ms: Sequence[Mapping[ModelId, float]], window: Window) -> GpuUse:
+    """By what each GPU spent on each model in the window, weighted by shares. More than all of a GPU is all of it."""
     span_ms = window.until_ms - window.from_ms
-    fractions = (
-        min(1.0, (ms + _union_ms(spans)) / span_ms) for ms, spans in zip(busy_ms, whole, strict=True)
-    )
-    return tuple(fractions), sum(used)
+    of_model: defaultdict[ModelId, float] = defaultdict(float)
+    busy_fraction = []
+    for own_ms in spent_ms:
+        fraction = sum(own_ms.values()) / span_ms
+        busy_fraction.append(min(1.0, fraction))
+        for model_id, spent in own_ms.items():
+            of_model[model_id] += spent / span_ms / max(1.0, fraction)
+    return GpuUse(tuple(busy_fraction), dict(of_model))
 
 
-def _union_ms(spans: list[tuple[float, float]]) -> float:
-    total_ms, covered_until_ms = 0.0, -math.inf
-    for start_at_ms, end_at_ms in sorted(spans):
-        if end_at_ms > covered_until_ms:
-            total_ms += end_at_ms - max(start_at_ms, covered_until_ms)
-            covered_until_ms = end_at_ms
-    return total_ms
+def _divide(spans: list[tuple[float, float, ModelId]], spent_ms: defaultdict[ModelId, float]) -> None:
+    """Add the time of a GPU to the models that had it (start, end, model); those of one moment have even parts of it."""
+    running: list[tuple[float, ModelId]] = []  # a heap: the first to end is first
+    at_ms = -math.inf
+    for start_at_ms, end_at_ms, model_id in [*sorted(spans), (math.inf, math.inf, ModelId(""))]:
+        while running and at_ms < start_at_ms:
+            until_ms = min(running[0][0], start_at_ms)
+            for _, running_id in running:
+                spent_ms[running_id] += (until_ms - at_ms) / len(running)
+            at_ms = until_ms
+            while running and running[0][0] <= at_ms:
+                heapq.heappop(running)
+        at_ms = start_at_ms
+        heapq.heappush(running, (end_at_ms, model_id))
 
 
 def nearest_rank(ascending: NDArray[np.float64], fraction: float) -> float | None:

@@ -49,8 +49,10 @@ def test_both_simulators_run_pipelines_alike(first: int) -> None:
             continue
         full = play(document, seed, REQUESTS, is_full=True)
         assert fates_apart(fast, full) == [], f"setting {seed}"
-        assert full.outcome.busy_fraction == pytest.approx(fast.outcome.busy_fraction), f"setting {seed}"
-        assert full.outcome.used_gpus == fast.outcome.used_gpus
+        assert full.outcome.gpus.busy_fraction == pytest.approx(fast.outcome.gpus.busy_fraction), (
+            f"setting {seed}"
+        )
+        assert full.outcome.gpus.used == fast.outcome.gpus.used
     assert crossed < PIPELINE_CASES / 4 / 5
 
 
@@ -67,10 +69,10 @@ def test_both_simulators_run_ranks_alike_and_keep_all_their_gpus_busy(first: int
         full = play(document, seed, REQUESTS, is_full=True)
         assert fates_apart(fast, full) == [], f"setting {seed}"
         for run in (fast, full):
-            busy = run.outcome.busy_fraction[:ranks]
+            busy = run.outcome.gpus.busy_fraction[:ranks]
             assert min(busy) == max(busy)
-        busy_runs += max(fast.outcome.busy_fraction[:ranks]) > 0
-        assert fast.outcome.busy_fraction == pytest.approx(full.outcome.busy_fraction)
+        busy_runs += max(fast.outcome.gpus.busy_fraction[:ranks]) > 0
+        assert fast.outcome.gpus.busy_fraction == pytest.approx(full.outcome.gpus.busy_fraction)
     assert crossed < PIPELINE_CASES / 4 / 5
     assert busy_runs > PIPELINE_CASES / 4 / 2
 

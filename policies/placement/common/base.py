@@ -127,7 +127,7 @@ class Placement(Struct, frozen=True):
     """What should run where. `expected_goodput_rps` is the policy's own prediction.
 
     `violations` are promises that the policy's own model says it breaks (only policies whose paper does so);
-    `decisions` say why.
+    `decisions` say why. `short_rps`: what placed models are expected to lose of their rates, where a policy has no such parts in `unplaced`.
     """
 
     slices: tuple[PlannedSlice, ...]
@@ -135,6 +135,7 @@ class Placement(Struct, frozen=True):
     violations: tuple[str, ...] = ()
     expected_goodput_rps: float | None = None
     decisions: tuple[Decision, ...] = ()
+    short_rps: Mapping[ModelId, float] = field(default_factory=dict)
 
     @property
     def gpus_used(self) -> tuple[int, ...]:

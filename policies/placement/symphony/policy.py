@@ -80,16 +80,20 @@ class Symphony:
             if m.model_id not in placed
         )
         counts = Counter(of.values())
+        carried = _staggered_fractions(hosted, counts, profiles)
+        rates = {model.model_id: model.rate_rps or 0.0 for model in models}
+        lost = {model_id: rates[model_id] * (1 - part) for model_id, part in (carried or {}).items()}
         return Placement(
             slices,
             unplaced,
             divided.violations,
-            _staggered_goodput_rps(hosted, counts, profiles),
+            None if carried is None else sum(rates[model_id] * part for model_id, part in carried.items()),
             tuple(
                 _decided(model, divided.of_model[model.model_id], hosted, counts, reasons)
                 for model in models
                 if model.model_id in placed
             ),
+            {model_id: rate_rps for model_id, rate_rps in lost.items() if rate_rps > 0},
         )
 
 
@@ -145,10 +149,10 @@ def _hosted_on(
     return hosted
 
 
-def _staggered_goodput_rps(
+def _staggered_fractions(
     hosted: Mapping[_Of, Sequence[PlacedModelInput]], counts: Mapping[_Of, int], profiles: Profiles
-) -> float | None:
-    """What perfectly staggered batches could carry (Symphony section 3.2), or None without rates.
+) -> dict[ModelId, float] | None:
+    """Which part of each model's rate perfectly staggered batches could carry (Symphony section 3.2), or None without rates.
 
     A model alone on its N GPUs runs batches of the largest b with (1 + 1/N) l(b) ≤ SLO, N b / l(b) in all;
     each model takes the fraction rate / capacity of its sub-cluster, and beyond 1 all are cut in proportion.
@@ -170,11 +174,11 @@ def _staggered_goodput_rps(
             so_far_rps = capacity_rps.get(model.model_id, 0.0)
             capacity_rps[model.model_id] = so_far_rps + counts[subcluster, kind] * one_gpu_rps
             inside.setdefault(subcluster, {})[model.model_id] = model.rate_rps
-    goodput_rps = 0.0
+    carried: dict[ModelId, float] = {}
     for rate_rps in inside.values():
         fraction = sum(rate / capacity_rps[model_id] for model_id, rate in rate_rps.items())
-        goodput_rps += sum(rate_rps.values()) / max(1.0, fraction)
-    return goodput_rps
+        carried.update(dict.fromkeys(rate_rps, 1 / max(1.0, fraction)))
+    return carried
 
 
 REGISTERED: Final = Registered(

@@ -38,6 +38,7 @@ def application_info(served: ServedApplication, shards: Shards, lack: NotAdmitte
         replicas=min(replicas, default=1) if lack is None else 0,
         is_idempotent=is_idempotent,
         coming_in_ms=None if lack is None else lack.retry_after_ms or None,
+        asks=tuple(dict.fromkeys(stage.model_id for stage in served.plan.graph.stages)),
     )
 
 

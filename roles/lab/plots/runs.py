@@ -86,7 +86,7 @@ def _draw_goodput(axes: Axes, loads: Sequence[AtLoad]) -> None:
 
 def _draw_busy(axes: Axes, loads: Sequence[AtLoad]) -> None:
     offered = [load.outcome.offered / load.outcome.duration_s for load in loads]
-    busy = [load.outcome.busy_fraction for load in loads]
+    busy = [load.outcome.gpus.busy_fraction for load in loads]
     axes.plot(
         offered,
         [sum(fractions) / len(fractions) for fractions in busy],

@@ -31,10 +31,12 @@ from fabric.messages import (
 )
 from policies.placement.common.base import (
     GpuSlot,
+    PlacedModelInput,
     Placement,
     PlannedModel,
     PlannedSlice,
     Unplaced,
+    cannot_host,
     slice_memory_bytes,
 )
 from policies.placement.common.differ import (
@@ -53,6 +55,8 @@ from roles.scheduler.settings import SchedulerSettings, settings_from
 SOURCE = "the running configuration"
 _NOT_HOSTED: Final = {"slo_ms", "rate_rps", "weight", "arrival", "priority", "shard", "term"}
 """Keys of a model's section that are nothing to the slices that host it."""
+_NAMES_SHOWN: Final = 4
+"""Of GPUs and nodes in a reason."""
 _OUTDATED: Final = 0
 """As a bound on batches, which no plan has: what a slice hosts is not what is wanted under that name."""
 
@@ -157,7 +161,7 @@ def _made(asked: PlanAsked) -> PlanMade:
         placed = config.place(current=now, gpus=gpus)
         may_swap = config.placement.name != "given"
         found = reorganised(running, placed.slices, gpus, memory_of, may_swap=may_swap)
-        unplaced = placed.unplaced
+        unplaced = _with_gpus_out(placed.unplaced, config, gpus)
     else:
         hosted = tuple(model for model in current[asked.grown].models if model.model_id in wanted)
         if not hosted:
@@ -167,6 +171,44 @@ def _made(asked: PlanAsked) -> PlanMade:
         if any(start.after for move in found.moves for start in move.starts):
             raise ConfigError("its GPU has no memory for a larger slice while this one serves")
     return _as_message(asked, config, document["models"], found, unplaced)
+
+
+def _with_gpus_out(
+    unplaced: Iterable[Unplaced], config: ClusterConfig, gpus: Sequence[GpuSlot]
+) -> tuple[Unplaced, ...]:
+    """Policies see `gpus` alone: where only others of the cluster could host a model, it is for these that it has no place."""
+    models = {model.model_id: model for model in placed_models(config.models)}
+    profiles = config.profiles()
+    has_real_gpus = any(not gpu.is_emulated for gpu in config.gpus)
+    sizes = Counter(gpu.node_id for gpu in config.gpus)
+
+    def able(model: PlacedModelInput, among: Iterable[GpuSlot]) -> list[GpuSlot]:
+        """Those that could host it; none where no host has as many as it needs."""
+        found = [
+            gpu
+            for gpu in among
+            if cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus, stages=model.stages) is None
+        ]
+        hosts = Counter(gpu.node_id for gpu in found)
+        return found if max(hosts.values(), default=0) >= model.gpus else []
+
+    def reason(one: Unplaced) -> str:
+        model = models[one.model_id]
+        lacking = [] if able(model, gpus) else [gpu for gpu in able(model, config.gpus) if gpu not in gpus]
+        if not lacking:
+            return one.reason
+        counts = Counter(gpu.node_id for gpu in lacking)
+        whole = {node_id for node_id, count in counts.items() if count == sizes[node_id]}
+        names = list(
+            dict.fromkeys(
+                gpu.node_id if gpu.node_id in whole else GpuRef(gpu.node_id, gpu.local_index).name
+                for gpu in lacking
+            )
+        )
+        more = f", … {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return f"its GPUs are drained or away: {', '.join(names[:_NAMES_SHOWN])}{more}"
+
+    return tuple(replace(one, reason=reason(one)) for one in unplaced)
 
 
 def _config(document: Mapping[str, Any], asked: PlanAsked) -> ClusterConfig:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from fabric.ids import ModelId
-from policies.scaling import ObservedLoad, ScaleAdvice, ScaleAdvisor, advised_gpus
+from policies.scaling import ObservedLoad, ScaleAdvice, ScaleAdvisor, advised_gpus, missing_for_models
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,15 @@ def test_advice_follows_the_two_signals(
     gpus: int, bad_rate: float, idle_fraction: float, advised: int
 ) -> None:
     assert advised_gpus(gpus, bad_rate, idle_fraction) == advised
+
+
+def test_what_an_expensive_model_loses_is_many_gpus() -> None:
+    cheap, dear = ObservedLoad(1_900, 0, 1.0), ObservedLoad(100, 75, 3.0)  # 3.75 % of all are lost
+    assert advised_gpus(4, 75 / 2_000, 0.0) == 5
+    # Three GPUs serve a quarter of the dear one's requests: nine more would serve all.
+    assert missing_for_models(4, {ModelId("cheap"): cheap, ModelId("dear"): dear}) == 9
+    assert missing_for_models(4, {ModelId("cheap"): cheap}) == 0
+    assert missing_for_models(4, {}) == 0
 
 
 # ---------------------------------------------------------------- hysteresis
@@ -161,3 +170,9 @@ def test_a_cluster_without_gpus_or_news_is_left_alone() -> None:
     for second in range(200):
         advisor.observe(0, {}, 1000.0 * second)
     assert advisor.advice() == ScaleAdvice(0, {})
+
+
+def test_an_outage_releases_no_gpu() -> None:
+    advisor = ScaleAdvisor()
+    assert watch(advisor, range(200), gpus=8, idle=1.0, bad={"a": 1.0, "b": 1.0}).gpus == 8
+    assert watch(advisor, range(200, 400), gpus=8, idle=0.5, bad={"a": 1.0, "b": 0.0}).gpus == 4

@@ -15,7 +15,7 @@ from policies.subclusters.base import Partition, Problem
 from roles.lab.reproduce.report import Grid, Reproduction, Row, Value
 from roles.lab.reproduce.symphony.workloads import SYSTEMS, table
 from roles.lab.scheduler_only import Case, made, play
-from roles.workload.outcomes import Window, busy_gpus
+from roles.workload.outcomes import Window, gpu_use
 
 # ---------------------------------------------------------------- figure 15
 
@@ -66,17 +66,17 @@ def figure_15(*, is_full: bool = False, gpus: int = GPUS, count: int = MODELS) -
     offered, bad, used, advice = [], [], [], []
     for step in range(steps):
         window = Window(step * STEP_MS, (step + 1) * STEP_MS)
-        fractions, busy_count = busy_gpus([played.batches[index] for index in starts[step]], gpus, window)
+        use = gpu_use([played.batches[index] for index in starts[step]], gpus, window)
         bad.append(played.bad_rate(window))
         good = played.good_rps(window)
         offered.append(good / (1 - bad[-1]))
-        used.append(busy_count)
-        advice.append(advised_gpus(gpus, bad[-1], 1 - sum(fractions) / gpus))
+        used.append(use.used)
+        advice.append(advised_gpus(gpus, bad[-1], 1 - sum(use.busy_fraction) / gpus))
         cells = (
             round(offered[-1]),
             round(good),
-            busy_count,
-            round(100 * sum(fractions) / gpus, 1),
+            use.used,
+            round(100 * sum(use.busy_fraction) / gpus, 1),
             advice[-1],
             round(100 * bad[-1], 2),
         )

@@ -19,7 +19,7 @@ from roles.lab.reproduce.symphony.workloads import (
     played_at,
 )
 from roles.lab.scheduler_only import Case, drive, made
-from roles.workload.outcomes import Window, busy_gpus
+from roles.workload.outcomes import Window, gpu_use
 
 # ---------------------------------------------------------------- figure 2
 
@@ -39,10 +39,10 @@ def figure_2(*, is_full: bool = False) -> Reproduction:
         good[name], busy[name], used[name] = {}, {}, {}
         for rps in loads:
             played = played_at(FIGURE_2, system, rps, window)
-            fractions, count = busy_gpus(played.batches, FIGURE_2.gpus, window)
+            use = gpu_use(played.batches, FIGURE_2.gpus, window)
             good[name][rps] = played.good_rps(window)
-            busy[name][rps] = sum(fractions) / FIGURE_2.gpus
-            used[name][rps] = count
+            busy[name][rps] = sum(use.busy_fraction) / FIGURE_2.gpus
+            used[name][rps] = use.used
     rows = []
     for name in SYSTEMS:
         is_symphony = name == "Symphony"

@@ -63,8 +63,10 @@ def test_symphony_expects_the_staggered_bound_of_table_2() -> None:
     policy = placement_policy("symphony")
     full = policy.place([model("a", rate_rps=1e5)], gpus(8), profiles("a"))
     assert full.expected_goodput_rps == pytest.approx(5839, abs=1)
+    assert full.short_rps == {"a": pytest.approx(1e5 - 5839, abs=1)}
     light = policy.place([model("a", rate_rps=1000)], gpus(8), profiles("a"))
     assert light.expected_goodput_rps == 1000
+    assert light.short_rps == {}
     unknown = policy.place([model("a", rate_rps=None)], gpus(8), profiles("a"))
     assert unknown.expected_goodput_rps is None
 

@@ -68,7 +68,8 @@ def test_senders_records_become_one_whatever_each_called_its_slices() -> None:
     )
     run = judge(config(), [one, other], WINDOW)
     # Two requests of a batch of two ran 8 ms on the second GPU, a lone one 6 ms on the first, of 1000 ms.
-    assert run.outcome.busy_fraction == pytest.approx((0.006, 0.008))
+    assert run.outcome.gpus.busy_fraction == pytest.approx((0.006, 0.008))
+    assert [run.outcome.gpus_of(name) for name in ("a", "b")] == pytest.approx([0.008, 0.006])
     assert run.outcome.models[ModelId("a")].batch_mean == 2.0
     assert run.outcome.models[ModelId("b")].good == 1
 
@@ -135,13 +136,16 @@ def test_a_run_is_spoiled_by_late_senders_only_where_something_was_bad() -> None
 def test_a_slice_that_came_with_a_move_counts_for_the_gpu_in_its_name() -> None:
     rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
     outcome = judge(config(), [record(rows, ("local/gpu1/7",))], WINDOW).outcome
-    assert outcome.busy_fraction == pytest.approx((0.0, 0.008))
-    assert outcome.used_gpus == 1
+    assert outcome.gpus.busy_fraction == pytest.approx((0.0, 0.008))
+    assert outcome.gpus.used == 1
 
 
 def test_slices_of_a_host_that_the_file_does_not_have_count_for_no_gpu() -> None:
     rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
-    assert judge(config(), [record(rows, ("elsewhere/gpu0/0",))], WINDOW).outcome.busy_fraction == (0.0, 0.0)
+    assert judge(config(), [record(rows, ("elsewhere/gpu0/0",))], WINDOW).outcome.gpus.busy_fraction == (
+        0.0,
+        0.0,
+    )
 
 
 def test_a_run_without_requests_in_the_window_has_no_percentiles() -> None:
@@ -181,8 +185,8 @@ def test_all_gpus_of_a_model_over_several_are_busy_with_it(
     ((_, spec),) = settings_from(config).slices
     rows = [row(0, 1000.0 + 10 * n, 20.0, batch_size=1, slice_no=0, gpu_ms=6.0) for n in range(100)]
     outcome = judge(config, [record(rows, (spec.slice_id,))], WINDOW).outcome
-    assert outcome.busy_fraction == pytest.approx(busy)
-    assert outcome.used_gpus == 2
+    assert outcome.gpus.busy_fraction == pytest.approx(busy)
+    assert outcome.gpus.used == 2
     assert outcome.advice_gpus == 2
 
 
@@ -198,7 +202,7 @@ def test_a_load_whose_plan_cannot_be_made_is_judged_all_the_same() -> None:
     assert "as the file's plan cannot be made: batching.fixed: there is no batch size for a" in planned.remark
     rows = [row(0, 1000.0, 20.0, batch_size=1, slice_no=0, gpu_ms=8.0)]
     run = judge(config, [record(rows, ("local/gpu1/0",))], WINDOW, planned)
-    assert run.outcome.busy_fraction == pytest.approx((0.0, 0.008))
+    assert run.outcome.gpus.busy_fraction == pytest.approx((0.0, 0.008))
     assert run.outcome.models[ModelId("a")].good == 1
 
 

@@ -24,6 +24,7 @@ from fabric.messages import (
 from roles.cli.cluster_tables import (
     LOOP_COLUMNS,
     advice_line,
+    application_table,
     drained_line,
     gpu_tables,
     loop_table,
@@ -32,6 +33,7 @@ from roles.cli.cluster_tables import (
     shard_table,
     slice_table,
 )
+from roles.cli.status import late_host_of
 from roles.runtime.live_figures import LiveModel
 from roles.runtime.running_cluster import ClusterReport, ProcessReport
 from roles.runtime.shard_reports import ShardReport
@@ -70,6 +72,10 @@ GPU = GpuReport(
 TABLES: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
     "processes": (lambda: process_table(REPORT), ("4194304", "alive")),
     "models": (lambda: model_table(LISTED, LIVE), ("98765", "12346", "100.0", "123456", "654321", "86400000")),
+    "applications": (
+        lambda: application_table([ModelInfo(MODEL, 86_400_000.0, replicas=1_024, asks=(MODEL,) * 3)], LIVE),
+        ("98765", "12346", "100.0", "123456", "654321", "86400000"),
+    ),
     "slices": (lambda: slice_table(LISTED.slices), ("123456789", "987654321")),
     "shards": (lambda: shard_table(REPORT), ("1048576", "4096")),
     "loops": (lambda: loop_table(REPORT), ("12345.678",)),
@@ -103,6 +109,21 @@ def test_that_all_gpus_are_asked_for_is_said_to_change_only_when_some_were_idle_
     assert advice(2, 3) == "the load asks for 2 of 3 GPUs"
     assert advice(4, 3) == "the load asks for 4 of 3 GPUs"
     assert advice(1, 1) == "the load asks for 1 of 1 GPUs"
+
+
+def test_advice_for_more_gpus_says_where_a_slow_host_loses_requests() -> None:
+    """GPUs are advised for all that is lost, and more of them do not make a host faster."""
+
+    def advice(advised: int, late_ms: float) -> str:
+        processes = {"worker-a-1": {"timer_late_p99_ms": late_ms}, "scheduler-0": {"timer_late_p99_ms": 0.1}}
+        models = (ModelInfo(ModelId("m"), 100.0), ModelInfo(ModelId("tight"), 25.0))
+        report = ClusterReport({}, (), StatusListed("scheduler-0", 1, (), models, {}), processes)
+        return advice_line(PlanReport("steady", "", 6, advised, (), 0, 0), late_host_of(report))
+
+    late = "but timers of worker-a-1 are 34 ms late (p99), and what that loses counts too: see tenuto why"
+    assert advice(7, 34.0) == f"the load asks for 7 of 6 GPUs ({late})"
+    assert advice(7, 1.9) == "the load asks for 7 of 6 GPUs", "under 8 % of the tightest SLO"
+    assert advice(5, 34.0) == "the load asks for 5 of 6 GPUs"
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -14,7 +14,7 @@ from fabric.ids import ModelId
 from roles.cli.compare import _summary, compare
 from roles.cli.plan import plan
 from roles.lab.compare import Compared
-from roles.workload.outcomes import ModelOutcome, Outcome
+from roles.workload.outcomes import GpuUse, ModelOutcome, Outcome
 
 FILE: dict[str, Any] = {
     "seed": 3,
@@ -39,6 +39,7 @@ COLUMNS = {
     "offered_rps",
     "goodput_rps",
     "goodput_by_model_rps",
+    "gpus_by_model",
     "worst_served_fraction",
     "gpus_used",
     "cost_per_hour",
@@ -76,6 +77,7 @@ def test_every_combination_plays_the_same_requests_and_is_a_row(tmp_path: Path) 
     for row in played:
         assert row["goodput_rps"] == pytest.approx(sum(row["goodput_by_model_rps"].values()))
         assert row["goodput_by_model_rps"]["hopeless"] == 0
+        assert row["gpus_by_model"]["a"] > row["gpus_by_model"]["hopeless"] == 0
         assert row["worst_served_fraction"] == 0, "a model without a place is dropped, the others are played"
         # The router collects exclusive's 15 requests for 50 ms at 300 r/s, longer than the SLO allows.
         assert row["goodput_by_model_rps"]["a"] > (250 if row["batching"] == "deferred" else 0)
@@ -133,7 +135,9 @@ def test_people_get_a_table_a_model_a_row(tmp_path: Path) -> None:
 
 
 def test_no_word_is_broken_at_80_columns() -> None:
-    outcome = Outcome(1.0, {ModelId("a"): ModelOutcome(100_000, 12_345, 0, 0, None, None, None, None)}, (), 0)
+    outcome = Outcome(
+        1.0, {ModelId("a"): ModelOutcome(100_000, 12_345, 0, 0, None, None, None, None)}, GpuUse(())
+    )
     row = Compared("exclusive", "clockwork", cost_per_hour=12.34, outcome=outcome)
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(_summary([row]))

@@ -84,6 +84,7 @@ def test_the_json_is_the_contract(tmp_path: Path) -> None:
         "expected_goodput_rps": None,
         "cost_per_hour": 3.586,
         "unplaced": [],
+        "short_rps": {},
         "violations": [],
         "applications": {},
     }
@@ -156,6 +157,28 @@ def test_an_expected_latency_over_the_slo_fails_the_check(tmp_path: Path) -> Non
     assert result.exit_code == 4
     assert "over its SLO: a on GPU 0: 37.00 ms expected, SLO 25 ms" in result.stderr
     assert "b on GPU 1" not in result.stderr
+
+
+def test_a_forecast_below_the_rates_fails_the_check_and_names_the_models(tmp_path: Path) -> None:
+    # Symphony's bound: with 1 + 1/N of a batch's time within the SLO each model carries so much alone, and a half of it beside the other.
+    cluster = {"gpus": 1}
+    models = [
+        {"name": "a", "slo_ms": 22, "rate_rps": 545.454545, "profile": LINE},  # l(6) = 11 ms: 545.5 r/s
+        {"name": "b", "slo_ms": 22, "rate_rps": 545.454545, "profile": LINE},
+        {"name": "idle", "slo_ms": 22, "rate_rps": 0, "profile": LINE},
+    ]
+    document = {"models": models, "cluster": cluster, "placement": "symphony"}
+    answer = planned(tmp_path, document)
+    assert answer["short_rps"] == pytest.approx({"a": 272.727, "b": 272.727}, rel=1e-4)
+    result = run_plan(tmp_path, document, "--check")
+    assert result.exit_code == 4
+    assert "expected goodput 545.5 of 1090.9 r/s" in result.stdout
+    assert result.stderr.splitlines() == [
+        f"too few GPUs: {name}: 272.7 of its 545.5 r/s expected within its SLO" for name in ("a", "b")
+    ]
+    assert run_plan(tmp_path, document).exit_code == 0
+    enough = run_plan(tmp_path, {**document, "cluster": {"gpus": 3}}, "--check")
+    assert (enough.exit_code, enough.stderr) == (0, "")
 
 
 def test_people_get_a_table(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_a_window_that_is_no_time_is_a_usage_error(file: Path, command: click.Co
 def test_simulate_prints_a_table_for_people(file: Path) -> None:
     result = run_simulate(file)
     assert result.exit_code == 0
-    assert "resnet50" in result.stdout
+    (row,) = (line.split() for line in result.stdout.splitlines() if "resnet50" in line)
+    assert row[-1] == "0.99", "of the 2 GPUs it kept busy so many on average"
     assert "busy 49.3 % on average; the load of this run asks for 1\n" in result.stdout
 
 

@@ -83,6 +83,7 @@ def test_a_longer_slo_lets_batches_grow_that_a_short_one_forbids() -> None:
 def test_a_healthy_play_of_a_minute_that_was_not_is_doubted() -> None:
     found = what_if(minute(20), Change(gpus=1), {A: 0.4, B: 0.0})
     assert found.doubt.startswith("In truth 40% of a were late or refused")
+    assert found.sentence == "With 1 GPU more all models keep their SLOs.", "today they do not"
     assert what_if(minute(20), Change(gpus=1), {A: 0.01}).doubt == ""
     assert what_if(minute(20), Change(gpus=1), {ModelId("of another plan"): 0.9}).doubt == ""
 
@@ -142,5 +143,5 @@ def test_gpus_that_are_drained_do_not_serve_beside_those_that_come() -> None:
     }
     found = what_if(minute_of(plan, counts, BIN_MS), Change(gpus=1), {})
     assert found.gpus == (1, 2)
-    assert [busy > 0 for busy in found.today.busy_fraction] == [True, False, False]
-    assert [busy > 0 for busy in found.then.busy_fraction] == [True, False, False, True]
+    assert [busy > 0 for busy in found.today.gpus.busy_fraction] == [True, False, False]
+    assert [busy > 0 for busy in found.then.gpus.busy_fraction] == [True, False, False, True]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fabric.ids import ModelId, NodeId, SliceId
-from fabric.messages import CurrentSlice, PlanAsked, ReplicaHint
+from fabric.messages import CurrentSlice, GpuRef, PlanAsked, ReplicaHint
 from policies.placement.common.base import GpuSlot, PlacedModelInput, slice_memory_bytes
 from policies.placement.registry import placement_policy
 from profiles.model import TableProfile
@@ -32,6 +32,39 @@ def test_a_plan_starts_pipelines_as_one_slice() -> None:
     }
     asked = PlanAsked(1, json.dumps(document), "", (), {})
     assert [start.spec.following for start in make_plan(asked).moves[0].starts] == [(1,)]
+
+
+@pytest.mark.parametrize("policy", ["symphony", "exclusive", "tenuto", "given"])
+def test_a_model_whose_gpus_are_out_of_use_is_unplaced_for_that_reason(policy: str) -> None:
+    """The policies see the other GPUs alone, of which none could ever host it."""
+    profile = {"alpha_ms": 1, "beta_ms": 5}
+    slices = [{"gpu": 0, "models": [{"model": "emu"}]}, {"gpu": 2, "models": [{"model": "real"}]}]
+    document = {
+        "models": [
+            {"name": "emu", "slo_ms": 50, "rate_rps": 20, "profile": profile},
+            {"name": "real", "slo_ms": 50, "rate_rps": 20, "loader": {"python": "a:B"}, "profile": profile},
+            {"name": "hopeless", "slo_ms": 2, "rate_rps": 20, "profile": profile},
+        ],
+        "cluster": {
+            "nodes": [
+                {"host": "emulated", "gpus": 2, "device": "emulated", "type": "generic"},
+                {"host": "here", "gpus": 1, "device": "cpu", "type": "generic"},
+            ]
+        },
+        "placement": {"given": {"slices": slices}} if policy == "given" else policy,
+    }
+
+    def reasons(*out: int) -> dict[str, str]:
+        gpus_out = tuple(GpuRef(NodeId("emulated"), gpu) for gpu in out)
+        made = make_plan(PlanAsked(1, json.dumps(document), "", (), {}, gpus_out))
+        return {one.model_id: one.reason for one in made.unplaced}
+
+    assert "emu" not in reasons()
+    assert "drained" not in reasons()["hopeless"]
+    both = reasons(0, 1)
+    assert both["emu"] == "its GPUs are drained or away: emulated"
+    assert "drained" not in both["hopeless"], "no GPU of the cluster could host it"
+    assert "emu" not in reasons(1), "the other one can host it"
 
 
 @pytest.mark.parametrize("batching", ["fixed", "deferred"])

@@ -68,8 +68,9 @@ def test_the_slowest_stage_sets_the_pace(tmp_path: Path) -> None:
 
 def test_each_gpu_is_busy_for_its_own_stage(tmp_path: Path) -> None:
     run = played(document(tmp_path, 3, [0, 0, 0, 50]))
-    assert run.outcome.busy_fraction == pytest.approx((4 * 4 / 200, 4 * 12 / 200, 4 * 6 / 200, 0.0))
-    assert run.outcome.used_gpus == 3
+    assert run.outcome.gpus.busy_fraction == pytest.approx((4 * 4 / 200, 4 * 12 / 200, 4 * 6 / 200, 0.0))
+    assert run.outcome.gpus.used == 3
+    assert run.outcome.gpus_of("m") == pytest.approx(4 * (4 + 12 + 6) / 200)
 
 
 def test_what_cannot_get_through_in_time_is_given_up_before_it_starts(tmp_path: Path) -> None:

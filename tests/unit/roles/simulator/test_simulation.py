@@ -155,7 +155,7 @@ def test_slices_of_one_gpu_run_side_by_side() -> None:
         }
     }
     run = played(config(placement=given, cluster={"gpus": 1}))
-    assert 0.5 < run.outcome.busy_fraction[0] <= 1.0
+    assert 0.5 < run.outcome.gpus.busy_fraction[0] <= 1.0
     by_start = sorted(run.batches, key=lambda batch: batch.started_at_ms)
     assert any(after.started_at_ms < before.finished_at_ms for before, after in itertools.pairwise(by_start))
 

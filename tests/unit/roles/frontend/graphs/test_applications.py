@@ -234,6 +234,7 @@ def listed(stage: ApplicationStage) -> ModelInfo:
 def test_an_application_stays_listed_and_counted_while_a_stage_has_no_replica_or_no_model() -> None:
     stage = detector()
     assert listed(stage).replicas == 1
+    assert listed(stage).asks == ("d", "c", "p"), "by which an operator tells it from a model"
     stage.ask(1, 0.0)
     stage.make(stage.job("detect"), 1, 0.0)
     run(stage, "d", 0.0, 1)
