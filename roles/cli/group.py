@@ -246,7 +246,9 @@ def _run() -> None:
     )
 
     if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
-        with ending_without_python():  # its thread may hold the interpreter for seconds where all cores are busy
+        with (
+            ending_without_python()
+        ):  # its thread may hold the interpreter for seconds where all cores are busy
             import_at_idle_priority(COMMANDS[sys.argv[1]].partition(":")[0])
     try:
         sys.exit(tenuto(standalone_mode=False) or 0)

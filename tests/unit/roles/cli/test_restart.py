@@ -119,7 +119,14 @@ def test_a_dry_run_says_that_a_role_is_drained(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "words", [("down",), ("down", "--dry-run"), ("logs",), ("restart", "--rolling"), ("restart", "--rolling", "--dry-run")]
+    "words",
+    [
+        ("down",),
+        ("down", "--dry-run"),
+        ("logs",),
+        ("restart", "--rolling"),
+        ("restart", "--rolling", "--dry-run"),
+    ],
 )
 def test_roles_that_were_started_by_hand_are_named_by_who_wants_their_supervisor(
     tmp_path: Path, words: tuple[str, ...]
