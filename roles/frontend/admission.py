@@ -67,7 +67,7 @@ def admit(
     if info is None:
         if shards.unheard:
             return NotAdmitted(NoReplica, unheard_reason(shards.unheard))
-        applications = (one.plan.name for one in settings.applications)
+        applications = (ModelId(one.plan.name) for one in settings.applications)
         known = {*shards.models, *shards.heads, *applications}
         return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, known))
     if info.heads:

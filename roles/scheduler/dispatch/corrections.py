@@ -127,10 +127,13 @@ class WayCorrection:
 
     @property
     def known_ms(self) -> float:
-        """What one request's way takes on average; 0 as long as too few batches were seen."""
+        """What one request's way takes at a good moment: its mean less what it scatters, 0 as long as too few batches were seen.
+
+        The mean alone is, on a busy host, one of its stalls.
+        """
         if self._samples < GUESS_SAMPLES + KNOWN_SAMPLES:
             return 0.0
-        return max(0.0, self._way - self.ms_per_item * (self._size - 1.0))
+        return max(0.0, self._way - self.ms_per_item * (self._size - 1.0) - self._spread)
 
     def forget(self) -> bool:
         """Halve what one request's way is above the assumed, unless one was seen since the last call; True when the line has moved."""

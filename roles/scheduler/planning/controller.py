@@ -521,10 +521,10 @@ class Controller:
         way_ms = self._estimates.known_way_ms(model_id)
         if exec_ms + way_ms <= slo_ms:
             return ""
-        way = f", its way there {way_ms:.3g} ms" if way_ms else ""
+        way = f", and its way there takes {way_ms:.3g} ms" if way_ms else ""
         return (
-            f"a single request runs for {exec_ms:.3g} ms{way}: an SLO of {slo_ms:g} ms is below the {exec_ms + way_ms:.3g} ms that"
-            " could be met at the least"
+            f"a single request runs for {exec_ms:.3g} ms{way}: an SLO of {slo_ms:g} ms is below {exec_ms + way_ms:.3g} ms,"
+            " the least that could be met"
         )
 
     def _lost(self, made: PlanMade) -> list[ModelId]:

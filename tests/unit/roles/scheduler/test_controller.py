@@ -441,12 +441,12 @@ def test_an_slo_below_what_a_real_device_takes_is_refused_with_the_least_that_co
     refused = stage.answer()
     assert (refused.status, refused.code) == ("refused", "InvalidConfig")
     assert refused.reason == (
-        "a is served, and a single request runs for 3 ms: an SLO of 2.5 ms is below the 3 ms that could be met at the least;"
+        "a is served, and a single request runs for 3 ms: an SLO of 2.5 ms is below 3 ms, the least that could be met;"
         " --force sets it all the same"
     )
-    for number, more in ((2, {"slo_ms": 3.5}), (3, {"slo_ms": 2.5, "is_forced": True})):
+    for number, slo_ms, is_forced in ((2, 3.5, False), (3, 2.5, True)):
         stage.sent.clear()
-        stage.hear(OPERATOR, ModelSet(number, ModelId("a"), **more))
+        stage.hear(OPERATOR, ModelSet(number, ModelId("a"), slo_ms, is_forced=is_forced))
         stage.run(10)
         assert stage.answer().status == "ok"
 
