@@ -276,7 +276,7 @@ def test_a_server_whose_key_is_gone_is_only_not_there(folder: Path, opened: Open
     opened(router)
     link = dealer("frontend-0/1", router.addresses, guarded(theirs), opened)
     says(link, 1)
-    run("revoke", str(folder), SCHEDULER)
+    run("revoke", str(folder), SCHEDULER, "--force")
     clock.at_ms += LOOK_EVERY_MS
     link.reconnect()
     with pytest.raises(AssertionError):
@@ -294,7 +294,7 @@ def test_a_revoked_key_is_refused_at_its_next_message_and_at_the_door(folder: Pa
     link = dealer("frontend-0/1", router.addresses, guarded(theirs), opened)
     says(link, 1)
     take(router, 1)
-    run("revoke", str(folder), FRONTEND)
+    run("revoke", str(folder), FRONTEND, "--force")
     assert link.send(SERVER, Ping(2))
     until(
         lambda: not router.receive(0) and router.has_more, router
