@@ -226,5 +226,10 @@ def _show_start(up_file: UpFile, slices: Sequence[SliceReport], path: Path, *, a
         }
         echo_json(as_plain(plain))
         return
-    clients = " ".join(up_file.endpoints.get("client", ()))
-    click.echo(f"tenuto is up (process {up_file.pid}); clients connect to {clients}", err=True)
+    purposes = {"client": "clients connect to"} | {name: name for name in ("http", "grpc", "page", "metrics")}
+    told = [
+        f"{name} {' '.join(up_file.endpoints[purpose])}"
+        for purpose, name in purposes.items()
+        if up_file.endpoints.get(purpose)
+    ]
+    click.echo(f"tenuto is up (process {up_file.pid}); {'; '.join(told)}", err=True)

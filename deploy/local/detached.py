@@ -14,7 +14,7 @@ from typing import IO, Final
 
 from deploy.local.log_limit import forget_former_log
 from fabric.clock import MonotonicClock
-from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.errors import ConfigError, FabricError
 from roles.node_agent.left_behind import end_what_agents_left
 from roles.runtime.exit_codes import EXIT_CONFIG
 from roles.runtime.identities import open_handle
@@ -28,6 +28,7 @@ from roles.runtime.run_directory import (
     claim,
     is_at,
     is_claimed,
+    nothing_runs,
     read_up_file,
     take,
     unusable,
@@ -77,7 +78,7 @@ def _begun(run_dir: Path) -> tuple[UpFile, int]:
                 f"a cluster is being started in {run_dir}, and has not said by which process; try again"
             )
         select.select([], [], [], _LOOK_EVERY_S)
-    raise PeerLost(f"no cluster runs in {run_dir}")
+    raise nothing_runs(run_dir)
 
 
 def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool) -> UpFile:

@@ -13,10 +13,10 @@ import click
 from deploy.moments import Ago, shown_moment
 from deploy.ssh.on_host.logs import LogReader
 from fabric.clock import WallClock
-from fabric.errors import FabricError, PeerLost
+from fabric.errors import FabricError
 from fabric.policy_options import suggestion
 from roles.cli.options import chosen_run_dir, remark, run_dir_flag
-from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE, is_claimed
+from roles.runtime.run_directory import LOG_FILE, OLD_LOG_FILE, is_claimed, nothing_runs
 from roles.runtime.running_cluster import processes_in
 
 FOLLOW_EVERY_S: Final = 0.2
@@ -41,7 +41,7 @@ def logs(*, follow: bool, role: str, since_ms: float | None, run_dir_option: Pat
         is_running = is_claimed(home.path)
         if not (home.path / LOG_FILE).exists():
             if not is_running:
-                raise PeerLost(f"no cluster runs in {home.path}")
+                raise nothing_runs(home.path)
             raise FabricError("this cluster was started without --detach: its roles speak in that terminal")
         if not is_running:
             remark([f"no cluster runs in {home.path} any more; this is what the last one said"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -16,7 +17,7 @@ from deploy.k8s.commands import k8s
 from deploy.ssh.deployed_cluster import Say
 from deploy.ssh.inventory import not_started
 from deploy.ssh.operations import logs, run, status
-from deploy.ssh.shell import Deployment, Result, exit_code_of
+from deploy.ssh.shell import Deployment, Result, RolloutInterrupted, exit_code_of
 from deploy.ssh.steps import Plan
 from fabric.errors import FabricError, PeerLost
 from fabric.policy_options import counted
@@ -98,7 +99,15 @@ def upgrade(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  c
 def restart(file: Path, rolling: bool, roles: tuple[str, ...], is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
     """Start the roles again with what their hosts were told to run last, whatever FILE says by now: agents, schedulers, frontends, gateways."""
     deployment = Deployment.of(file)
-    _change(deployment, deployment.plan_restart(roles), as_json=as_json, is_dry=is_dry, is_rolling=rolling)
+    found = deployment.plan_restart(roles)
+    try:
+        _change(deployment, found, as_json=as_json, is_dry=is_dry, is_rolling=rolling)
+    except RolloutInterrupted as interrupted:  # the same command again would begin with those that are done
+        left = [step.request["role_id"] for step in interrupted.left if step.what == "start"]
+        words = [*(["--rolling"] if rolling else []), *(f"--role {role_id}" for role_id in left)]
+        if left:
+            click.echo(f"tenuto: to restart those: tenuto deploy restart {file} {' '.join(words)}", err=True)
+        raise
 
 
 @deploy.command()
@@ -121,7 +130,8 @@ def down(file: Path, is_dry: bool, as_json: bool) -> None:  # noqa: FBT001  clic
     found = deployment.plan_down()
     if is_dry:
         _tell(found, as_json=as_json, nothing=NOTHING_THERE)
-    result = deployment.tear_down(found, _speaker(found))
+    with _telling_interrupt():
+        result = deployment.tear_down(found, _speaker(found))
     if as_json:
         echo_json(_done(found, result))
     if not found.steps and not found.problems:
@@ -152,7 +162,8 @@ def _change(
     """Do a plan, say how it went, and exit; a dry run only says it."""
     if is_dry:
         _tell(found, as_json=as_json)
-    result = deployment.carry_out(found, _speaker(found), is_rolling=is_rolling)
+    with _telling_interrupt():
+        result = deployment.carry_out(found, _speaker(found), is_rolling=is_rolling)
     if as_json:
         echo_json(_done(found, result))
     for problem in result.problems:
@@ -171,6 +182,19 @@ def _change(
     if not result.done and not result.failed:
         click.echo(NOTHING_TO_CHANGE, err=True)
     sys.exit(result.exit_code)
+
+
+@contextmanager
+def _telling_interrupt() -> Iterator[None]:
+    """After Ctrl-C, what is done and what is not. A plan is made of what hosts have, so that the next command begins with the rest."""
+    try:
+        yield
+    except RolloutInterrupted as interrupted:
+        names = [f"{step.host}: {step.what}: {step.detail}" for step in interrupted.done]
+        click.echo(f"tenuto: interrupted; done: {', '.join(names) or 'nothing'}", err=True)
+        names = [f"{step.host}: {step.what}: {step.detail}" for step in interrupted.left]
+        click.echo(f"tenuto: not done: {', '.join(names) or 'nothing'}", err=True)
+        raise
 
 
 def _speaker(found: Plan) -> Say:

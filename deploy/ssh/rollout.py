@@ -67,6 +67,11 @@ class Rollout:
         return self._next()
 
     @property
+    def going(self) -> Sequence[Step]:
+        """What has begun and not ended."""
+        return tuple(self._going)
+
+    @property
     def is_over(self) -> bool:
         """Nothing is going on, and nothing more will."""
         return not self._going and not self._waiting

@@ -49,6 +49,14 @@ class Result:
         return EXIT_PARTIAL if self.failed or self.problems else 0
 
 
+class RolloutInterrupted(KeyboardInterrupt):
+    """Ctrl-C, after what was going on has ended. `left`: what is not done."""
+
+    def __init__(self, done: Sequence[Step], left: Sequence[Step]) -> None:
+        super().__init__()
+        self.done, self.left = done, left
+
+
 @dataclass(slots=True)
 class Deployment:
     """One file's cluster, and the connections to its hosts."""
@@ -139,6 +147,7 @@ class Deployment:
         rollout = Rollout(plan, is_rolling=is_rolling)
         totals = {host: sum(step.host == host for step in plan.steps) for host in plan.hosts}
         numbers = dict.fromkeys(plan.hosts, 0)
+        done: list[Step] = []
         for host, problems in plan.problems.items():
             for problem in problems:
                 say(host, problem)
@@ -159,18 +168,26 @@ class Deployment:
             except FabricError as error:
                 say(step.host, f"{head}: failed: {error}")
                 return Ended(step, str(error))
+            done.append(step)
             return Ended(step)
 
-        with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
-            try:
-                going: set[Future[Ended]] = {pool.submit(do, step) for step in rollout.begin()}
-                while going:
-                    over, going = wait(going, return_when=FIRST_COMPLETED)
-                    for future in over:
-                        going |= {pool.submit(do, step) for step in rollout.handle(future.result())}
-            except BaseException:  # the threads are waited for
-                self.cluster.stop.set()
-                raise
+        try:
+            with ThreadPoolExecutor(HOSTS_AT_ONCE, "host") as pool:
+                try:
+                    going: set[Future[Ended]] = {pool.submit(do, step) for step in rollout.begin()}
+                    while going:
+                        over, going = wait(going, return_when=FIRST_COMPLETED)
+                        for future in over:
+                            going |= {pool.submit(do, step) for step in rollout.handle(future.result())}
+                except BaseException as error:  # the threads are waited for
+                    self.cluster.stop.set()
+                    if isinstance(error, KeyboardInterrupt):
+                        for step in rollout.going:
+                            say(step.host, f"interrupted: this ends first: {step.what}: {step.detail}")
+                    raise
+        except KeyboardInterrupt as error:
+            left = [step for step in plan.steps if step not in done]
+            raise RolloutInterrupted(done, left) from error
         for host in rollout.stay_drained:
             if self.cluster.drained.get(host):  # where nobody served, nothing was drained
                 say(

@@ -74,13 +74,14 @@ class LoadPlan:
 class LoadRecord:
     """Rows of `COLUMNS`, one a request; `slices` are the names behind the slice column, `errors` by model's place and code.
 
-    `stages`: of each application, what its answers say of their stages.
+    `stages`: of each application, what its answers say of their stages. `slos_ms`: as the cluster had them before the first request.
     """
 
     rows: NDArray[np.float64]
     slices: tuple[str, ...] = ()
     errors: Counter[tuple[int, str]] = field(default_factory=Counter)
     stages: dict[str, dict[str, StageTally]] = field(default_factory=dict)
+    slos_ms: Mapping[ModelId, float] = field(default_factory=dict)
 
     def errors_of(self, place: int | None = None) -> Counter[str]:
         """By code; of all models, or the one at that place."""
@@ -131,7 +132,9 @@ async def _play_share(plan: LoadPlan, number: int, start: StartGate) -> LoadReco
         requests = planned_requests(plan, number, infos)
         began_at_ms = start.wait(clock.now_ms())
         await play(client, requests, began_at_ms, clock, recorder.note, plan.gather_ms)
-    return recorder.record()
+    record = recorder.record()
+    record.slos_ms = {name: infos[name].slo_ms for name, _ in asked_of(plan.config) if name in infos}
+    return record
 
 
 def _client_of(plan: LoadPlan) -> Client | GatewayClient | RpcClient:

@@ -84,6 +84,15 @@ class LoadRun:
             rows = rows[rows[:, _COLUMN["model"]] == self._place(model_id)]
         return rows[:, _COLUMN[name]]
 
+    def remarks(self) -> list[str]:
+        """Where the cluster has another SLO than the file, as after `tenuto models set`: each request brings the file's as its budget."""
+        told = self.record.slos_ms
+        return [
+            f"{name}: the cluster has an SLO of {told[name]:g} ms, the file {slo_ms:g} ms, with which requests were sent and judged"
+            for name, slo_ms in asked_of(self.config)
+            if told.get(name, 0.0) not in (0.0, slo_ms)  # 0: a gateway does not tell it
+        ]
+
     def errors(self, model_id: ModelId | None = None) -> Counter[str]:
         """By code, of one model or application, or of all; those of the whole run."""
         return self.record.errors_of(None if model_id is None else self._place(model_id))
@@ -183,7 +192,7 @@ def _merged(records: Sequence[LoadRecord]) -> LoadRecord:
                 known.setdefault(stage, StageTally()).add(tally)
     rows = np.concatenate(blocks)
     order = np.argsort(rows[:, _COLUMN["intended_at_ms"]], kind="stable")
-    return LoadRecord(rows[order], tuple(names), errors, stages)
+    return LoadRecord(rows[order], tuple(names), errors, stages, records[0].slos_ms)
 
 
 def _outcome(config: ClusterConfig, planned: PlannedSlices, record: LoadRecord, window: Window) -> Outcome:

@@ -1,13 +1,17 @@
-"""The `tenuto` command. Nothing else is imported before `main` has seen to Ctrl-C."""
+"""The `tenuto` command. Nothing that is not there already when Python starts is imported before `main` has seen to Ctrl-C.
+
+So the built-in `_signal` stands in for `signal`, whose names for numbers take some hundredths of a second on a busy host.
+"""
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # the type stubs do not know it
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # without `typing`, for the same reason
+    from types import FrameType
 
 _is_ours = False
 """Whether Ctrl-C is for this module to see to: not where it is ignored, nor where another program calls a command."""
@@ -47,15 +51,28 @@ def raise_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@contextmanager
-def importing() -> Iterator[None]:
+class importing:  # noqa: N801  used as a statement
     """What a command imports when it is called, before anything has begun: Ctrl-C ends the process at once meanwhile."""
-    if _is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end_at_once)
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        if _is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _end_at_once)
+
+    def __exit__(self, *_: object) -> None:
         raise_interrupts()
+
+
+class ending_without_python:  # noqa: N801  used as a statement
+    """Ctrl-C ends the process here even where no thread of it gets to run Python: by the signal itself, which a shell tells as 130."""
+
+    def __enter__(self) -> None:
+        self._handler = signal.getsignal(signal.SIGINT)
+        if _is_ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def __exit__(self, *_: object) -> None:
+        if _is_ours:
+            signal.signal(signal.SIGINT, self._handler)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the handler's signature

@@ -116,6 +116,7 @@ def bench(
     remark([planned.remark] if planned.remark else [])
     with progress("sending") as on_step:
         run = run_load(plan, window, on_step, planned)
+    remark(run.remarks())
     if plot_path is not None and plots is not None:
         with writing(plot_path):
             plots.plot_load(plot_path, run)

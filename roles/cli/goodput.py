@@ -24,6 +24,7 @@ from roles.cli.options import (
 )
 from roles.cli.progress import progress
 from roles.config.read_config import load_config
+from roles.lab.frontend_limit import remarks_on_frontends
 from roles.lab.goodput import DURATION_S_MIN, Goodput, Question, find_goodput, question_of
 from roles.lab.parallel import executor_of
 from roles.runtime.exit_codes import EXIT_SLO_MISSED
@@ -80,6 +81,7 @@ def goodput(
     else:
         with executor_of(workers, dask) as (executor, size), progress("bisecting") as on_step:
             found = find_goodput(question, wanted, executor, size, on_step)
+        remark(remarks_on_frontends(config, found.goodput_rps))
     if as_json:
         echo_json(found.as_json())
     else:

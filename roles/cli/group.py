@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fabric.errors import error_text
-from roles.cli import raise_interrupts
+from roles.cli import ending_without_python, raise_interrupts
 from roles.cli.whole_help import WholeHelpGroup
 from roles.runtime.exit_codes import (
     EXIT_CONFIG,
@@ -246,7 +246,10 @@ def _run() -> None:
     )
 
     if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
-        import_at_idle_priority(COMMANDS[sys.argv[1]].partition(":")[0])
+        with (
+            ending_without_python()
+        ):  # its thread may hold the interpreter for seconds where all cores are busy
+            import_at_idle_priority(COMMANDS[sys.argv[1]].partition(":")[0])
     try:
         sys.exit(tenuto(standalone_mode=False) or 0)
     except click.ClickException as error:  # a usage error: exit code 2

@@ -12,9 +12,11 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from fabric.addresses import check_address
 from fabric.client import Client, ClientOptions, InferResult
 from fabric.errors import ConfigError, InvalidInput, PeerLost
 from fabric.link import Tensor
+from fabric.policy_options import shown
 from roles.benchmark.targets import one_of_each
 from roles.cli.array_files import read_arrays
 from roles.cli.console import plain_console
@@ -29,11 +31,24 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 8
 
 
+def _check_target(address: str) -> None:
+    """Raises ConfigError for what is no frontend's address."""
+    if address.startswith(("http://", "https://", "grpc://")):
+        raise ConfigError(
+            f"{shown(address)} is a gateway's, and infer speaks the SDK's protocol with frontends: give tcp://HOST:PORT, or"
+            " ipc:///PATH on this host; by HTTP ask with curl (docs/guides/gateway.md), or send load with"
+            " tenuto bench FILE --target http://HOST:PORT"
+        )
+    check_address(address)
+
+
 @click.command()
 @click.argument("model")
 @click.argument("input_path", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--target", type=ConnectAddress(), help="A frontend's address (default: the cluster of this host)."
+    "--target",
+    type=ConnectAddress(check=_check_target),
+    help="A frontend's address (default: the cluster of this host).",
 )
 @via_option
 @key_option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ from roles.config.read_config import load_config
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 _PRINCIPAL = click.argument("principal")
+_LOST_WITHOUT: Mapping[str, str] = {
+    SCHEDULER: "nothing is scheduled any more",
+    FRONTEND: "no client is served any more",
+    OPERATOR: "nobody can operate the cluster from another host any more",
+}
+"""By principal that a cluster has once: what revoking its last key means."""
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done.")
 
 
@@ -79,7 +86,7 @@ def create(folder: Path, config: Path | None, dry_run: bool, as_json: bool) -> N
 @_DRY_RUN
 @json_option
 def add(folder: Path, principal: str, out: Path | None, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
-    """Make a key for PRINCIPAL: node/NAME, or client/NAME, which gets one file for its own machine."""
+    """Make a key for PRINCIPAL: scheduler, frontend, operator, node/NAME, or client/NAME, which gets one file for its own machine."""
     target = _target(folder, principal, out)
     with changing(folder):
         if _trusted(folder).of(principal):
@@ -158,10 +165,15 @@ def rotate(folder: Path, principal: str, out: Path | None, dry_run: bool, as_jso
 @_FOLDER
 @_PRINCIPAL
 @click.option("--old", is_flag=True, help="All but its newest key.")
+@click.option("--force", "is_forced", is_flag=True, help="Also the last key of a part of the cluster itself.")
 @_DRY_RUN
 @json_option
-def revoke(folder: Path, principal: str, old: bool, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
-    """Trust PRINCIPAL's keys no more: refused within a second of `trusted.json` reaching a host."""
+def revoke(folder: Path, principal: str, old: bool, is_forced: bool, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001  click's flags
+    """Trust PRINCIPAL's keys no more: refused within a second of `trusted.json` reaching a host.
+
+    The last keys of scheduler, frontend or operator are refused without --force: the cluster would not serve, or not be
+    operated, without. A node's and a client's go without it: that is how a host or a user is shut out.
+    """
     checked_principal(principal)
     with changing(folder):
         trusted = _trusted(folder)
@@ -169,6 +181,11 @@ def revoke(folder: Path, principal: str, old: bool, dry_run: bool, as_json: bool
         gone = known[1:] if old else known
         if not gone:
             raise ConfigError(f"{principal} has no {'older ' if old else ''}key")
+        if principal in _LOST_WITHOUT and not old and not is_forced:
+            raise ConfigError(
+                f"without a key of {principal} {_LOST_WITHOUT[principal]}: rotate it, restart who has it, and revoke the old one"
+                f" (tenuto keys rotate {folder} {principal}); --force revokes all of them all the same"
+            )
         left = Trusted(tuple(key for key in trusted.keys if key.public not in gone))
         if not dry_run:
             _write(folder, left)

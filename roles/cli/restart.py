@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -26,7 +26,7 @@ from roles.runtime.core import SCHEDULER
 from roles.runtime.environment import RunDir
 from roles.runtime.operator_request import NotAnswered, ask_change, new_request_no
 from roles.runtime.process_events import still_drained
-from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed
+from roles.runtime.run_directory import UP_SOCKET, drained_roles, is_claimed, nothing_runs
 from roles.runtime.running_cluster import ROLE_LIMIT_MS, is_active, processes_in
 
 
@@ -63,7 +63,12 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
     try:
         require_running(home.path)
         away = _tell_away(home.path)
-        answer = ask_supervisor(home.path, RestartRoles(new_request_no()))
+        before = _incarnations(home.path)
+        try:
+            answer = ask_supervisor(home.path, RestartRoles(new_request_no()))
+        except KeyboardInterrupt:
+            click.echo(f"tenuto: {_how_far(before, _incarnations(home.path))}", err=True)
+            raise
     finally:
         home.remove()
     if as_json:
@@ -79,6 +84,22 @@ def restart(*, rolling: bool, is_dry: bool, run_dir_option: Path | None, as_json
     elif answer.status != "refused":
         click.echo(f"{counted(answer.started, 'role')} restarted", err=True)
     raise_refusal(answer)
+
+
+def _incarnations(run_dir: Path) -> dict[str, tuple[int, str]]:
+    """Which process each role is, by what tells it from its next one."""
+    return {one.role_id: (one.pid, one.incarnation) for one in processes_in(run_dir) if one.alive}
+
+
+def _how_far(before: Mapping[str, tuple[int, str]], now: Mapping[str, tuple[int, str]]) -> str:
+    """What is told to who waits no longer for a restart."""
+    done = [role_id for role_id, which in before.items() if now.get(role_id, which) != which]
+    left = [role_id for role_id in before if role_id not in done]
+    return (
+        "this command waits no longer, but `tenuto up` goes on with the restart until all are done;"
+        f" restarted: {', '.join(done) or 'none yet'}; to come or under way: {', '.join(left) or 'none'}."
+        " `tenuto status` shows who serves, `tenuto down` ends all"
+    )
 
 
 def on_one_node(slices: Iterable[SliceReport]) -> dict[ModelId, NodeId]:
@@ -116,7 +137,7 @@ def require_running(run_dir: Path) -> None:
             raise PeerLost(
                 f"no `tenuto up` runs in the run directory that was found on {host} (a deployed cluster's comes first)"
             )
-        raise PeerLost(f"no cluster runs in {run_dir}")
+        raise nothing_runs(run_dir)
 
 
 def tell_processes(

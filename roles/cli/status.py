@@ -20,7 +20,7 @@ from roles.cli.cluster_tables import (
     slice_table,
     unplaced_line,
 )
-from roles.cli.console import plain_console
+from roles.cli.console import plain_console, print_with_whole_names
 from roles.cli.json_output import as_plain, echo_json
 from roles.cli.options import (
     chosen_run_dir,
@@ -133,7 +133,7 @@ def print_models(listed: StatusListed, live: LiveFigures | None) -> None:
     if live is not None and live.models:
         table.caption = "of the last 10 s; from a frontend's receipt to its answer"
         table.caption_justify = "left"
-    console.print(table)
+    print_with_whole_names(console, table, ("good/s", "late", "p50 ms", "drops"))
     if live is not None and live.applications:
         console.print(application_table(live.applications, live.models))
     for warning in listed.warnings:

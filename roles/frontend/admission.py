@@ -67,7 +67,9 @@ def admit(
     if info is None:
         if shards.unheard:
             return NotAdmitted(NoReplica, unheard_reason(shards.unheard))
-        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, {*shards.models, *shards.heads}))
+        applications = (ModelId(one.plan.name) for one in settings.applications)
+        known = {*shards.models, *shards.heads, *applications}
+        return NotAdmitted(ModelNotFound, _no_such_model(message.model_id, known))
     if info.heads:
         heads = _listed([head.model_id for head in info.heads])
         return NotAdmitted(InvalidInput, f"model {info.model_id!r} is asked by its heads: {heads}")

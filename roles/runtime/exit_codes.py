@@ -22,6 +22,8 @@ EXIT_INTERRUPTED: Final = 130
 """Interrupted by Ctrl-C (SIGINT). Roles, `up`, `gateway` and `page` end in order then, and `record` writes what it has: 0.
 
 A second one ends them at once, with 130, but for roles that `up` started; files that stay in the run directory are in nobody's way.
+SIGTERM ends these likewise; any other command it ends at once, and a shell says 143. Before Tenuto's first line runs, in the
+hundredths of a second in which Python itself starts, Ctrl-C may end with Python's own traceback.
 """
 EXIT_UNKNOWN: Final = 256
 """No process can end with that code: of one that was adopted nobody is told."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from fabric.errors import ConfigError, FabricError
+from fabric.errors import ConfigError, FabricError, PeerLost
 from fabric.json_files import read_json, write_whole
 from roles.runtime.environment import check_ours
 from roles.runtime.identities import ProcessIdentity, named_process, started_at
@@ -154,6 +154,18 @@ def runs_already(run_dir: Path) -> FabricError:
     return FabricError(
         f"a cluster runs in {run_dir} already{who}; end it with 'tenuto down', "
         "or give this one another directory with --run-dir"
+    )
+
+
+def nothing_runs(run_dir: Path) -> PeerLost:
+    """What is said to who wants something of the `tenuto up` of a directory that none holds."""
+    roles = [run_file.role_id for run_file in _living(run_dir)]
+    if not roles:
+        return PeerLost(f"no cluster runs in {run_dir}")
+    were = "was" if len(roles) == 1 else "were"
+    return PeerLost(
+        f"no `tenuto up` runs in {run_dir}: {', '.join(roles)} {were} not started by it; end, restart and read such roles where they"
+        " were started"
     )
 
 

@@ -133,7 +133,14 @@ class SchedulerCore:
             )
             loads = MeasuredRates(self._batches.tallies)
             self.controller = Controller(
-                planning, self._fleet, self._actuator, loads, run_time_watch, names, self.settings
+                planning,
+                self._fleet,
+                self._estimates,
+                self._actuator,
+                loads,
+                run_time_watch,
+                names,
+                self.settings,
             )
             self._on |= dict.fromkeys(get_args(PlanChange), self._on_change)
             self._on[PlanMade] = self._on_plan_made

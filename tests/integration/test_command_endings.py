@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from roles.runtime.idle_import import AT_ONCE_VARIABLE
 
 CLI = [sys.executable, "-m", "roles.cli"]
 FULL = Path("/dev/full")
@@ -228,15 +232,22 @@ def test_ctrl_c_during_any_import_is_130_without_a_traceback(file: Path, module:
 
 # A rolling restart on one host, whose cluster is never ready again.
 WAITING = """\
-import os, signal, sys
+import os, signal, sys, threading
+from deploy.ssh import shell
 from deploy.ssh.shell import Deployment
 from deploy.ssh.steps import Phase, Plan, Step
+waits, wait = threading.Event(), shell.wait
+def waited(*arguments, **named):
+    waits.set()
+    return wait(*arguments, **named)
+shell.wait = waited
 class Host:
     is_first = True
     def ask(self, request, *_, **__):
         if request["do"] == "ask" and self.is_first:
             self.is_first = False
-            os.kill(os.getpid(), signal.SIGINT)  # a thread waits now
+            waits.wait(30)
+            os.kill(os.getpid(), signal.SIGINT)
         return {"code": 5, "answer": None, "said": "no active scheduler answers"}
 class Restarting(Deployment):
     def plan_restart(self, only):
@@ -271,6 +282,91 @@ def test_ctrl_c_ends_a_rolling_command_that_waits_for_the_cluster(tmp_path: Path
     )
     assert ended.returncode == 130, ended.stderr
     assert "Traceback" not in ended.stderr
+    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    assert "a  interrupted: this ends first: start:" in lines
+    assert lines[-3:] == [
+        "tenuto: interrupted; done: nothing",
+        "tenuto: not done: a: start:",
+        f"tenuto: to restart those: tenuto deploy restart {file} --rolling --role scheduler-0",
+    ]
+
+
+# What runs before `main` is Python's own, and so is what it says there.
+BEGINNING = """\
+import os, sys
+class Begins:
+    def find_spec(self, name, path=None, target=None):
+        if name == "roles.cli.group":
+            os.write(1, b"begins\\n")
+        return None
+from roles.cli import main
+sys.meta_path.insert(0, Begins())
+sys.argv = ["tenuto", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["status", "plan FILE", "up FILE"])
+def test_a_signal_at_any_moment_ends_a_command_without_a_traceback(
+    file: Path, command: str, number: signal.Signals
+) -> None:
+    """Which moment a delay hits differs from host to host; that there is no traceback does not."""
+    words = [str(file) if word == "FILE" else word for word in command.split()]
+    environment = {**os.environ, "TENUTO_RUN_DIR": str(file.parent / "run")}
+    # By the signal itself (a shell's 128 + number), as Ctrl-C is documented, or as it would have ended anyhow.
+    codes = {-number, 128 + signal.SIGINT, {"status": 5, "plan": 0, "up": 0}[words[0]]}
+    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGINNING, *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(delay_s)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=100)
+        assert process.returncode in codes, (delay_s, told)
+        assert "Traceback" not in told, delay_s
+        assert "KeyboardInterrupt" not in told, delay_s
+
+
+def test_nothing_is_imported_before_ctrl_c_is_seen_to() -> None:
+    code = "import os, sys; there = set(sys.modules); import roles.cli; print(*(set(sys.modules) - there))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    isolated = [sys.executable, "-S", "-c", code]  # without what an environment imports at each start
+    ended = subprocess.run(isolated, env=environment, capture_output=True, text=True, check=True)
+    assert set(ended.stdout.split()) == {"roles", "roles.cli", "__future__"}
+
+
+HELD = """\
+import os, signal, threading, time
+class Held:
+    def find_spec(self, name, path=None, target=None):
+        if name == "roles.cli.status" and threading.current_thread() is not threading.main_thread():
+            sys.setswitchinterval(1e6)  # this thread does not let go of the interpreter
+            os.kill(os.getpid(), signal.SIGINT)
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                pass
+        return None
+import sys
+from roles.cli import main
+sys.meta_path.insert(0, Held())
+sys.argv = ["tenuto", "status"]
+main()
+"""
+
+
+def test_ctrl_c_ends_a_command_whose_imports_wait_for_an_idle_core() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != AT_ONCE_VARIABLE}
+    ended = subprocess.run(
+        [sys.executable, "-c", HELD], env=environment, capture_output=True, text=True, check=False, timeout=15
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_signal_that_is_ignored_stays_ignored_to_the_end(file: Path) -> None:

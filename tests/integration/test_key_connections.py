@@ -191,7 +191,7 @@ def test_a_connection_of_a_revoked_key_is_ended_though_nobody_speaks(folder: Pat
         says(link, 1)
         take(router, 1)
     assert established(port_of(router)) == 4
-    run("revoke", str(folder), FRONTEND)
+    run("revoke", str(folder), FRONTEND, "--force")
     clock.at_ms += LOOK_EVERY_MS
     assert router.receive(16) == []
     assert sorted(router.take_lost()) == [f"frontend-0/{number}" for number in range(3)]
@@ -229,7 +229,7 @@ def test_payload_of_a_revoked_key_ends_its_connection(folder: Path, opened: Open
     assert pool.send(PeerId("a/gpu0/0"), Ping(1))
     take(pull, 1)
     assert established(port_of(pull)) == 1
-    run("revoke", str(folder), FRONTEND)
+    run("revoke", str(folder), FRONTEND, "--force")
     clock.at_ms += LOOK_EVERY_MS
     # PUSH asks again every 3 s; between two tries no connection stands
     until(lambda: pull.receive(16) == [] and established(port_of(pull)) == 0, pull)
@@ -259,7 +259,7 @@ def test_who_is_connected_to_a_server_whose_key_is_revoked_leaves_it(folder: Pat
     assert pool.send(slice_id, Ping(1))
     take(pull, 1)
     assert router.send(PeerId("frontend-0/1"), Pong(7))  # on its way when the news comes
-    run("revoke", str(folder), SCHEDULER)
+    run("revoke", str(folder), SCHEDULER, "--force")
     run("revoke", str(folder), f"{NODE}/a")
     clock.at_ms += LOOK_EVERY_MS
     assert list(link.receive(16)) == []

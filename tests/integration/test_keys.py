@@ -96,8 +96,27 @@ def test_what_a_command_did_is_told_as_json(tmp_path: Path, monkeypatch: pytest.
     }
     assert told("add", "client/bob")["written"]
     both = ["client/bob", "client/alice"]
-    assert told("revoke", "frontend", "--dry-run")["clients_behind"] == both, "no key is left"
-    assert told("revoke", "frontend")["clients_behind"] == both
+    forced = ("revoke", "frontend", "--force")
+    assert told(*forced, "--dry-run")["clients_behind"] == both, "no key is left"
+    assert told(*forced)["clients_behind"] == both
+
+
+@pytest.mark.parametrize("principal", ["scheduler", "frontend", "operator"])
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_the_last_key_of_the_cluster_itself_is_revoked_by_force_only(
+    folder: Path, principal: str, words: list[str]
+) -> None:
+    before = read_trusted(folder / "trusted.json")
+    run("rotate", str(folder), principal)
+    run("revoke", str(folder), principal, "--old")
+    result = CliRunner().invoke(keys, ["revoke", str(folder), principal, *words])
+    assert isinstance(result.exception, ConfigError)
+    assert f"without a key of {principal} " in str(result.exception)
+    assert "tenuto keys rotate" in str(result.exception)
+    assert (folder / f"{principal}.key").exists()
+    assert len(read_trusted(folder / "trusted.json").keys) == len(before.keys)
+    run("revoke", str(folder), principal, "--force")
+    assert not read_trusted(folder / "trusted.json").of(principal)
 
 
 def test_who_adds_a_key_is_told_to_let_the_hosts_know(tmp_path: Path) -> None:
@@ -257,7 +276,7 @@ def test_a_server_whose_key_is_gone_is_only_not_there(folder: Path, opened: Open
     opened(router)
     link = dealer("frontend-0/1", router.addresses, guarded(theirs), opened)
     says(link, 1)
-    run("revoke", str(folder), SCHEDULER)
+    run("revoke", str(folder), SCHEDULER, "--force")
     clock.at_ms += LOOK_EVERY_MS
     link.reconnect()
     with pytest.raises(AssertionError):
@@ -275,7 +294,7 @@ def test_a_revoked_key_is_refused_at_its_next_message_and_at_the_door(folder: Pa
     link = dealer("frontend-0/1", router.addresses, guarded(theirs), opened)
     says(link, 1)
     take(router, 1)
-    run("revoke", str(folder), FRONTEND)
+    run("revoke", str(folder), FRONTEND, "--force")
     assert link.send(SERVER, Ping(2))
     until(
         lambda: not router.receive(0) and router.has_more, router

@@ -77,6 +77,10 @@ class Estimates:
                 record.hosted = alike[stays] = self._hosted_models(record, stays)
         return BatchSlice(record.spec.slice_id, record.order, record.hosted, free_at_ms)
 
+    def known_way_ms(self, model_id: ModelId) -> float:
+        """What grant and inputs of one request take at a good moment, as was measured; 0 where that is not known yet."""
+        return self._way[model_id].known_ms
+
     def learn_way(self, model_id: ModelId, way_ms: float, batch_size: int) -> bool:
         """Take what grant and inputs took; True when the model's delay has to be replaced."""
         return self._way[model_id].observe(way_ms, batch_size)

@@ -49,6 +49,7 @@ from fabric.messages import (
 )
 from policies.placement.common.base import WHOLE_PERCENT
 from roles.runtime.core import PLANNER
+from roles.scheduler.dispatch.estimates import Estimates
 from roles.scheduler.dispatch.run_time_watch import RunTimeWatch
 from roles.scheduler.fleet import Fleet
 from roles.scheduler.measured_rates import MeasuredRates
@@ -122,6 +123,7 @@ class Controller:
         self,
         settings: ControllerSettings,
         fleet: Fleet,
+        estimates: Estimates,
         actuator: Actuator,
         loads: MeasuredRates,
         run_time_watch: RunTimeWatch,
@@ -133,6 +135,7 @@ class Controller:
         self.unlogged: deque[str] = deque(maxlen=UNLOGGED_MAX)
         """What it did since somebody looked, for a log."""
         self._fleet = fleet
+        self._estimates = estimates
         self._actuator = actuator
         self._loads = loads
         self._run_time_watch = run_time_watch
@@ -497,14 +500,32 @@ class Controller:
         """
         change = task.change
         if isinstance(change, ModelSet):
-            if change.slo_ms is None or change.is_forced or change.model_id not in self._lost(made):
+            if change.slo_ms is None or change.is_forced:
                 return ""
-            why = next((f": {one.reason}" for one in made.unplaced if one.model_id == change.model_id), "")
-            return f"{change.model_id} is served, and would have no place{why}; --force sets it all the same"
+            model_id, slo_ms = change.model_id, change.slo_ms
+            if model_id in self._lost(made):
+                why = next((f": {one.reason}" for one in made.unplaced if one.model_id == model_id), "")
+                why = f"would have no place{why}"
+            else:
+                why = self._why_never_met(model_id, slo_ms)
+            return why and f"{model_id} is served, and {why}; --force sets it all the same"
         if change is not None or task.absent - self._made_without or self._is_carried_over:
             return ""
         lost = self._lost(made)
         return f"the new plan has no place for {', '.join(lost)}: the old plan stays" if lost else ""
+
+    def _why_never_met(self, model_id: ModelId, slo_ms: float) -> str:
+        """Of a model's SLO, by what was measured where it runs: real devices have no profile that placement could look at. Empty: it may be met."""
+        found = [record.exec_ms(model_id, 1) for record in self._fleet.slices.values() if record.is_ready]
+        exec_ms = min((one for one in found if one is not None), default=0.0)
+        way_ms = self._estimates.known_way_ms(model_id)
+        if exec_ms + way_ms <= slo_ms:
+            return ""
+        way = f", and its way there takes {way_ms:.3g} ms" if way_ms else ""
+        return (
+            f"a single request runs for {exec_ms:.3g} ms{way}: an SLO of {slo_ms:g} ms is below {exec_ms + way_ms:.3g} ms,"
+            " the least that could be met"
+        )
 
     def _lost(self, made: PlanMade) -> list[ModelId]:
         """Models that are served, and that a plan has no place for."""

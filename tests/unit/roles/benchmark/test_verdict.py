@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,12 @@ def test_where_not_all_batches_are_told_of_no_number_of_gpus_is_advised() -> Non
     assert judge(config(), [record([told, untold], names)], WINDOW).as_json()["advice_gpus"] is None
     of_an_application = row(2, 1001.0)
     assert judge(config(), [record([told, of_an_application], names)], WINDOW).outcome.advice_gpus is None
+
+
+def test_an_slo_that_is_another_one_in_the_cluster_is_told() -> None:
+    told = replace(record([row(0, 1000.0, 20.0)]), slos_ms={ModelId("a"): 5.0, ModelId("b"): 50.0})
+    assert judge(config(), [told, told], WINDOW).remarks() == [
+        "a: the cluster has an SLO of 5 ms, the file 25 ms, with which requests were sent and judged"
+    ]
+    untold = replace(told, slos_ms={ModelId("a"): 0.0})  # a gateway by gRPC
+    assert judge(config(), [untold], WINDOW).remarks() == []

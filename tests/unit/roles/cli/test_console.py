@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from rich.console import Console
 from rich.table import Table
 
 from fabric.client import InferResult
 from fabric.messages import Ledger
-from roles.cli.console import plain_console
-from roles.cli.infer import echo_result, print_result
+from roles.cli.cluster_tables import plain_table
+from roles.cli.console import plain_console, print_with_whole_names
+from roles.cli.infer import echo_result, infer, print_result
 
 ROOT = Path(__file__).parents[4]
 OWN_WORDS_ONLY = {"roles/cli/console.py", "roles/cli/progress.py", "deploy/local/demo/command.py"}
@@ -64,3 +67,37 @@ def test_an_answer_is_shown_with_its_numbers(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "scores float32 [3]: [nan nan nan]" in shown
     assert "indices int64 [2]: [3 4]" in shown
+
+
+@pytest.mark.parametrize(
+    ("width", "gone"),
+    [
+        (80, []),
+        (34, []),
+        (33, ["late"]),
+        (25, ["late", "good"]),
+        (20, []),
+    ],  # 20: a name is folded all the same
+)
+def test_names_stay_whole_where_a_column_less_makes_room(
+    width: int, gone: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = plain_table("Models", "model", "good", "late", "bad %")
+    table.add_row("inception_v3", "1", "2", "3")
+    print_with_whole_names(Console(markup=False, emoji=False, width=width), table, ("late", "good"))
+    words = capsys.readouterr().out.partition("left out, ")
+    assert ("inception_v3" in words[0]) is (width != 20)
+    assert [name for name in ("late", "good") if name not in words[0]] == gone
+    told = f"as the terminal is narrow: {', '.join(gone)}"
+    assert " ".join(words[2].split()) == (told if gone else "")
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_gateways_address_is_told_what_asks_it(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "x.npy").touch()
+    result = CliRunner().invoke(
+        infer, ["m", str(tmp_path / "x.npy"), "--target", f"{scheme}://127.0.0.1:8000"]
+    )
+    assert result.exit_code == 2
+    assert "infer speaks the SDK's protocol with frontends: give tcp://HOST:PORT" in result.output
+    assert "tenuto bench FILE --target http://HOST:PORT" in result.output

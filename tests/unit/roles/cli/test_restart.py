@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from deploy.local.commands import down
+from deploy.local.logs import logs
 from fabric.errors import FabricError, PeerLost
 from fabric.ids import Incarnation, ModelId, SliceId
 from fabric.messages import Changed, RestartRoles, SchedulerStanding, SliceReport, SliceState, StatusListed
@@ -39,8 +43,9 @@ def run(
     *words: str,
     says: StatusListed | None,
     drained: Sequence[str] = (),
+    interrupted_after: str = "",
 ) -> Result:
-    """Here are nodes a and b; c's agent is on another host."""
+    """Here are nodes a and b; c's agent is on another host. `interrupted_after`: Ctrl-C, when that role is restarted."""
 
     def ask_status(addresses: Sequence[str], limit_ms: float, *, server: str) -> StatusListed:
         del server
@@ -50,7 +55,9 @@ def run(
         return says
 
     def ask_supervisor(run_dir: Path, change: RestartRoles) -> Changed:
-        del run_dir
+        if interrupted_after:
+            write_run_file(run_dir, RunFile(interrupted_after, os.getpid(), Incarnation("5678abcd"), {}))
+            raise KeyboardInterrupt
         return Changed(change.request_no, "ok", started=1)
 
     monkeypatch.setattr(restart_module, "ask_status", ask_status)
@@ -85,6 +92,16 @@ def test_models_of_one_node_are_named_before_it_begins(
     assert json.loads(result.stdout)["away"] == ["one", "other", "going"]
 
 
+def test_who_waits_no_longer_is_told_that_the_restart_goes_on_and_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(tmp_path, monkeypatch, says=None, interrupted_after="node-a")
+    assert result.stderr.splitlines()[0] == (
+        "tenuto: this command waits no longer, but `tenuto up` goes on with the restart until all are done; restarted: node-a;"
+        " to come or under way: node-b, scheduler-0. `tenuto status` shows who serves, `tenuto down` ends all"
+    )
+
+
 @pytest.mark.parametrize("says", [None, status("standby")])
 def test_a_scheduler_that_does_not_answer_or_stands_by_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: StatusListed | None
@@ -98,4 +115,30 @@ def test_a_dry_run_says_that_a_role_is_drained(tmp_path: Path, monkeypatch: pyte
     assert isinstance(result.exception, FabricError)
     assert str(result.exception) == (
         "Busy: frontend-1 is drained; first use it again: tenuto drain frontend-1 --back"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("down",),
+        ("down", "--dry-run"),
+        ("logs",),
+        ("restart", "--rolling"),
+        ("restart", "--rolling", "--dry-run"),
+    ],
+)
+def test_roles_that_were_started_by_hand_are_named_by_who_wants_their_supervisor(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    name, *options = words
+    command = {"down": down, "logs": logs, "restart": restart_module.restart}[name]
+    with subprocess.Popen([sys.executable, "-c", "input()", "tenuto"], stdin=subprocess.PIPE) as role:
+        write_run_file(tmp_path, RunFile("scheduler-0", role.pid, BORN, {}))
+        result = CliRunner().invoke(command, [*options, "--run-dir", str(tmp_path)])
+        role.kill()
+    assert isinstance(result.exception, PeerLost)
+    assert str(result.exception) == (
+        f"no `tenuto up` runs in {tmp_path}: scheduler-0 was not started by it; end, restart and read such roles where they"
+        " were started"
     )

@@ -75,6 +75,7 @@ class Stage:
     """One scheduler core with everything around it. `failing` models do not load. `ran`: the stage of the file before.
 
     `takes_over`: that of the same file; it goes on from what the former one wrote down. `elsewhere`: models of its other shards.
+    `measured_ms`: what workers say of a model, instead of its profile.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class Stage:
         ran: Stage | None = None,
         takes_over: bool = False,
         elsewhere: Sequence[str] = (),
+        measured_ms: tuple[float, ...] = (),
     ) -> None:
+        self.measured_ms = measured_ms
         document: dict[str, Any] = {"models": list(models), "cluster": {"nodes": list(nodes)}}
         document |= {"placement": placement, "batching": "eager"}
         config = parse_config(document, Path())
@@ -200,8 +203,9 @@ class Stage:
             self.fail(node_id, spec, f"{broken[0]} does not load")
             return
         replicas = tuple(
-            ReplicaInfo(one.model_id, one.batch_size_max, one.exec_ms)
+            ReplicaInfo(one.model_id, len(exec_ms), exec_ms)
             for one in spec.models
+            for exec_ms in (self.measured_ms or one.exec_ms,)
             if one.model_id not in broken
         )
         left_out = tuple(LeftOut(spec.slice_id, model_id, f"{model_id} does not load") for model_id in broken)
@@ -423,6 +427,28 @@ def test_an_slo_that_would_take_a_model_out_of_service_is_refused_unless_it_is_f
     stage.hear(OPERATOR, ModelSet(4, ModelId("a"), slo_ms=2.0))
     stage.run(1_000)
     assert stage.answer().status == "partial", "it is out of service anyway"
+
+
+def test_an_slo_below_what_a_real_device_takes_is_refused_with_the_least_that_could_be_met() -> None:
+    """It has no profile: what its worker measured is all there is to judge by."""
+    real = {"name": "a", "slo_ms": 100, "loader": {"zoo": "torchvision", "arch": "resnet18"}}
+    stage = Stage(
+        real, nodes=[{"host": "left", "device": "cpu"}], placement="exclusive", measured_ms=(3.0, 4.0)
+    )
+    stage.run(2)
+    stage.hear(OPERATOR, ModelSet(1, ModelId("a"), slo_ms=2.5))
+    stage.run(10)
+    refused = stage.answer()
+    assert (refused.status, refused.code) == ("refused", "InvalidConfig")
+    assert refused.reason == (
+        "a is served, and a single request runs for 3 ms: an SLO of 2.5 ms is below 3 ms, the least that could be met;"
+        " --force sets it all the same"
+    )
+    for number, slo_ms, is_forced in ((2, 3.5, False), (3, 2.5, True)):
+        stage.sent.clear()
+        stage.hear(OPERATOR, ModelSet(number, ModelId("a"), slo_ms, is_forced=is_forced))
+        stage.run(10)
+        assert stage.answer().status == "ok"
 
 
 def test_nobody_but_the_planner_can_hand_in_a_plan() -> None:

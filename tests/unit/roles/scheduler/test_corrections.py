@@ -243,3 +243,16 @@ def test_one_long_way_is_a_stall_and_what_lasts_is_learned(stall_ms: float) -> N
     for _ in range(200):
         way.observe(stall_ms, 1)
     assert way.fixed_ms + way.ms_per_item > 0.99 * stall_ms
+
+
+def test_what_a_way_takes_is_known_once_the_guess_counts_for_nothing() -> None:
+    way = WayCorrection(0.0, fixed_ms=5.0)
+    for _ in range(63):
+        way.observe(1.0, 1)
+    assert way.known_ms == 0.0
+    way.observe(1.0, 1)
+    assert way.known_ms == pytest.approx(1.0, abs=0.2)
+    for _ in range(20):  # stalls, each the same as one that has an answer in time
+        way.observe(9.0, 1)
+        way.observe(1.0, 1)
+    assert way.known_ms < 2.0

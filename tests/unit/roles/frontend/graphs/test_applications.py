@@ -227,6 +227,14 @@ def test_a_stage_without_a_replica_is_named_before_anything_runs() -> None:
     assert nothing_is_left(stage)
 
 
+def test_an_application_is_suggested_as_a_model_is() -> None:
+    stage = detector()
+    wrong = asked(1, "appp", specs=SPECS)
+    stage.kept[wrong.payload] += 1
+    stage.do(wrong, 0.0)
+    assert stage.refusals[1].reason == "no model 'appp' is configured; did you mean 'app'?"
+
+
 def listed(stage: ApplicationStage) -> ModelInfo:
     return next(one for one in stage.core.models if one.model_id == "app")
 
