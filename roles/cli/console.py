@@ -23,6 +23,7 @@ def print_with_whole_names(console: Console, table: Table, may_go: Sequence[str]
     A name that is folded cannot be copied, nor found with grep. Where it would be all the same, nothing is left out.
     """
     roomy, whole = console.options.update(width=_ENDLESS), table.columns
+    assert {*may_go} <= {column.header for column in whole}, may_go
     for count in range(len(may_go) + 1):
         table.columns = [column for column in whole if column.header not in may_go[:count]]
         if Measurement.get(console, roomy, table).maximum <= console.width:
@@ -31,4 +32,5 @@ def print_with_whole_names(console: Console, table: Table, may_go: Sequence[str]
         table.columns, count = whole, 0
     console.print(table)
     if count:
-        console.print(f"left out, as the terminal is narrow: {', '.join(may_go[:count])}")
+        left_out = ", ".join(may_go[:count]).replace("\n", " ")
+        console.print(f"left out, as the terminal is narrow: {left_out}")

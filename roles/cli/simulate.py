@@ -155,7 +155,7 @@ def print_outcome(outcome: Outcome, title: str) -> None:
     if outcome.advice_gpus is None:
         advice = "not all of their work is known, so nothing says how many the load asks for"
     console = plain_console()
-    print_with_whole_names(console, table, ("median", "batch", "p50 ms", "good"))
+    print_with_whole_names(console, table, ("med.", "batch", "p50\nms", "good"))
     console.print(
         f"offered {outcome.offered / outcome.duration_s:.1f} r/s, "
         f"goodput {outcome.good / outcome.duration_s:.1f} r/s, bad rate {100 * outcome.bad_rate:.2f} %"
