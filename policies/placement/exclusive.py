@@ -61,28 +61,27 @@ class Exclusive:
         Raises ConfigError where there is no GPU.
         """
         require_gpus(gpus)
-        has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         owners = [_Owner(model) for model in models]
         free = list(gpus)
-        first = _first_kinds(models, gpus, profiles, has_real_gpus=has_real_gpus)
+        first = _first_kinds(models, gpus, profiles)
         for owner, kind in zip(owners, first, strict=True):
             if kind is not None:
                 own = [gpu for gpu in free if gpu_kind(gpu) == kind]
-                _take_one(owner, own, profiles, has_real_gpus=has_real_gpus)
+                _take_one(owner, own, profiles)
                 free.remove(owner.replicas[0][0])
         waiting = [owner for owner in owners if owner.replicas and owner.unmet_rps > 0]
         while waiting and free:
             owner = max(waiting, key=lambda candidate: candidate.unmet_rps)  # the first of equals
-            if not _take_one(owner, free, profiles, has_real_gpus=has_real_gpus) or owner.unmet_rps <= 0:
+            if not _take_one(owner, free, profiles) or owner.unmet_rps <= 0:
                 waiting.remove(owner)
         slices = [planned for owner in owners for planned in _slices(owner)]
         slices.sort(key=lambda planned: planned.gpu)
-        unplaced = _unplaced(owners, gpus, profiles, has_real_gpus=has_real_gpus)
+        unplaced = _unplaced(owners, gpus, profiles)
         return Placement(tuple(slices), tuple(unplaced), (), _goodput_rps(owners))
 
 
 def _first_kinds(
-    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles, *, has_real_gpus: bool
+    models: Sequence[PlacedModelInput], gpus: Sequence[GpuSlot], profiles: Profiles
 ) -> list[GpuKind | None]:
     """The kind of GPU that each model's first one is of: a matching, so that none goes without if that is possible.
 
@@ -90,11 +89,7 @@ def _first_kinds(
     """
     left = {gpu_kind(equal.slot): list(equal.gpus) for equal in gpu_classes(gpus)}
     able = [
-        [
-            kind
-            for kind, own in left.items()
-            if _why_not_on(model, own[0], profiles, has_real_gpus=has_real_gpus) is None
-        ]
+        [kind for kind, own in left.items() if _why_not_on(model, own[0], profiles) is None]
         for model in models
     ]
     taken: list[GpuKind | None] = [None] * len(models)
@@ -117,11 +112,11 @@ def _first_kinds(
     return taken
 
 
-def _take_one(owner: _Owner, free: list[GpuSlot], profiles: Profiles, *, has_real_gpus: bool) -> bool:
+def _take_one(owner: _Owner, free: list[GpuSlot], profiles: Profiles) -> bool:
     """Give the model the first free GPU that can host it."""
     model = owner.model
     for gpu in free:
-        if _why_not_on(model, gpu, profiles, has_real_gpus=has_real_gpus) is not None:
+        if _why_not_on(model, gpu, profiles) is not None:
             continue
         free.remove(gpu)
         profile = profiles.get((model.model_id, gpu.gpu_type))
@@ -136,10 +131,8 @@ def _take_one(owner: _Owner, free: list[GpuSlot], profiles: Profiles, *, has_rea
     return False
 
 
-def _why_not_on(
-    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool
-) -> str | None:
-    reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+def _why_not_on(model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles) -> str | None:
+    reason = cannot_host(model, gpu, profiles)
     needed = slice_memory_bytes([model], gpu.gpu_type, profiles)
     if reason is None and needed > gpu.memory_bytes:
         return f"memory: it needs {in_gib(needed)}, a GPU has {in_gib(gpu.memory_bytes)}"
@@ -162,13 +155,11 @@ def _slices(owner: _Owner) -> list[PlannedSlice]:
     return planned
 
 
-def _unplaced(
-    owners: Sequence[_Owner], gpus: Sequence[GpuSlot], profiles: Profiles, *, has_real_gpus: bool
-) -> list[Unplaced]:
+def _unplaced(owners: Sequence[_Owner], gpus: Sequence[GpuSlot], profiles: Profiles) -> list[Unplaced]:
     unplaced = []
     for owner in owners:
         if not owner.replicas:
-            why_not = [_why_not_on(owner.model, gpu, profiles, has_real_gpus=has_real_gpus) for gpu in gpus]
+            why_not = [_why_not_on(owner.model, gpu, profiles) for gpu in gpus]
             could = "all GPUs that could host it are taken by the models before it"
             reason = could if None in why_not else joined(one for one in why_not if one is not None)
             unplaced.append(Unplaced(owner.model.model_id, owner.model.rate_rps, reason))

@@ -70,7 +70,6 @@ class Given:
         require_gpus(gpus)
         by_id = {model.model_id: model for model in models}
         by_index = {gpu.index: gpu for gpu in gpus}
-        has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         memory_left = {gpu.index: gpu.memory_bytes for gpu in gpus}
         kept: list[PlannedSlice] = []
         reasons: dict[ModelId, list[str]] = {}
@@ -91,7 +90,7 @@ class Given:
             needed = 0
             for written in planned.models:
                 entry, model = written, by_id[written.model_id]
-                reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus, stages=stages)
+                reason = cannot_host(model, gpu, profiles, stages=stages)
                 with_it = slice_memory_bytes([*inputs, model], gpu.gpu_type, profiles, stages, bounds)
                 if reason is None and with_it > memory_left[gpu.index]:
                     reason = (

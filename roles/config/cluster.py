@@ -244,6 +244,11 @@ class ClusterConfig(Struct, frozen=True):
         )
 
     @property
+    def has_real_gpus(self) -> bool:
+        """Whether any device computes, in use or not."""
+        return any(not gpu.is_emulated for gpu in self.gpus)
+
+    @property
     def gpus(self) -> tuple[GpuSlot, ...]:
         """Every device, numbered through from 0 in file order."""
         slots: list[GpuSlot] = []
@@ -324,7 +329,7 @@ class ClusterConfig(Struct, frozen=True):
             policy = policy.under(self.conditions())
         own_gpus = self.gpus if gpus is None else gpus
         profiles = self.profiles()
-        models = placed_models(self.models)
+        models = placed_models(self.models, has_real_gpus=self.has_real_gpus)
         if isinstance(policy, Given):
             placement = policy.place(models, own_gpus, profiles, current)
         else:
@@ -428,8 +433,10 @@ def _estimates(profiles: Profiles) -> list[Decision]:
     ]
 
 
-def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]:
-    """The models as placement policies see them."""
+def placed_models(
+    models: Sequence[ModelConfig], *, has_real_gpus: bool = False
+) -> tuple[PlacedModelInput, ...]:
+    """The models as placement policies see them. `has_real_gpus`: the cluster does, whichever of them there are to place on."""
     return tuple(
         PlacedModelInput(
             model_id=model.model_id,
@@ -437,6 +444,7 @@ def placed_models(models: Sequence[ModelConfig]) -> tuple[PlacedModelInput, ...]
             rate_rps=model.rate_rps,
             memory_bytes=model.memory_bytes,
             has_loader=model.has_loader,
+            needs_real_gpu=model.has_loader and has_real_gpus,
             priority=model.priority,
             stages=1 if model.loader is None else max(1, model.loader.stages),
             ranks=1 if model.loader is None else max(1, model.loader.ranks),

@@ -78,7 +78,7 @@ def _dealt(
         for gpu_type in {node.gpu_type for node in nodes}
         if (profile := model.find_profile(gpu_type)) is not None
     }
-    placed = placed_models(models)
+    placed = placed_models(models, has_real_gpus=any(node.device != "emulated" for node in nodes))
     from policies.placement.symphony.subclusters import partition_models  # noqa: PLC0415  20 ms, and few files have shards
 
     # Shards with GPUs of the same kinds can have the same models.

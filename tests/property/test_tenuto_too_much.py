@@ -84,5 +84,5 @@ def test_no_model_is_hosted_nowhere_beside_an_idle_gpu_that_could_host_it(seed: 
 
 
 def can_host(gpu: GpuSlot, model: PlacedModelInput, profiles: Profiles) -> bool:
-    reason = cannot_host(model, gpu, profiles, has_real_gpus=False)
+    reason = cannot_host(model, gpu, profiles)
     return reason is None and (model.memory_bytes or 0) <= gpu.memory_bytes

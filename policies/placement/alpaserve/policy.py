@@ -140,7 +140,6 @@ class _Search:
         self._models = models
         self._groups = groups
         self._profiles = profiles
-        self._has_real_gpus = any(not gpu.is_emulated for group in groups for gpu in group.gpus)
         self._slos_ms = [model.slo_ms - conditions.delay_ms(1) for model in models]
         self._slots = max(1, sum(self._room(group) for group in groups))
         rounds = min(self._slots, ROUNDS_MAX)
@@ -253,7 +252,7 @@ class _Search:
     def _cannot(self, place: int, gpus: Sequence[GpuSlot]) -> str | None:
         """Why a group of these GPUs, though empty, cannot serve the model."""
         model, gpu, stages = self._models[place], gpus[0], len(gpus)
-        reason = cannot_host(model, gpu, self._profiles, has_real_gpus=self._has_real_gpus, stages=stages)
+        reason = cannot_host(model, gpu, self._profiles, stages=stages)
         if reason is None and (model.model_id, gpu.gpu_type) not in self._profiles:
             reason = f"it has no profile for GPU type {gpu.gpu_type}"
         needed = self._memory_bytes([place], gpus)

@@ -26,7 +26,7 @@ WHOLE_PERCENT = 100.0
 class PlacedModelInput(Struct, frozen=True):
     """A model to place. `rate_rps` None: not known; `memory_bytes` None: what the profile says.
 
-    `stages` over 1: it must be cut into so many, `ranks` over 1: it runs in so many; no policy but `given` sees such a model (`cut_models.py`).
+    `needs_real_gpu`: it has a loader, and the cluster has real devices. `stages` over 1: it must be cut into so many, `ranks` over 1: it runs in so many; no policy but `given` sees such a model (`cut_models.py`).
     """
 
     model_id: ModelId
@@ -34,6 +34,7 @@ class PlacedModelInput(Struct, frozen=True):
     rate_rps: float | None = None
     memory_bytes: int | None = None
     has_loader: bool = False
+    needs_real_gpu: bool = False
     priority: int = 0
     stages: int = 1
     ranks: int = 1
@@ -166,17 +167,15 @@ class NamingPolicy(Protocol):
         ...
 
 
-def cannot_host(
-    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, has_real_gpus: bool, stages: int = 1
-) -> str | None:
+def cannot_host(model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, *, stages: int = 1) -> str | None:
     """Why that GPU can never serve the model by itself (or so many of them a stage each), or None.
 
     Real devices need a loader, emulated ones a profile. A model with a loader does not go to an emulated
-    device while the cluster has real ones: its answers would be made up there.
+    device while the cluster has real ones, in use or not: its answers would be made up there.
     """
     if not gpu.is_emulated:
         return None if model.has_loader else f"it has no loader for a {gpu.device} device"
-    if model.has_loader and has_real_gpus:
+    if model.needs_real_gpu:
         return "it has a loader, so it is for the real devices that there are"
     profile = profiles.get((model.model_id, gpu.gpu_type))
     if profile is None:

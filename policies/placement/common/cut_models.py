@@ -80,14 +80,13 @@ def cut_first(
     their order alone, a model that could stay moves for another one.
     """
     cut = [model for model in models if model.gpus > 1]
-    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
 
     def in_turn(order: Sequence[PlacedModelInput]) -> CutFirst:
         free = list(gpus)
         slices: list[PlannedSlice] = []
         unplaced: list[Unplaced] = []
         for model in order:
-            found = _place_for(model, free, profiles, current, has_real_gpus=has_real_gpus)
+            found = _place_for(model, free, profiles, current)
             if isinstance(found, str):
                 unplaced.append(Unplaced(model.model_id, model.rate_rps, found))
                 continue
@@ -99,7 +98,7 @@ def cut_first(
         return CutFirst(tuple(slices), tuple(unplaced), whole, tuple(free))
 
     def moves(model: PlacedModelInput) -> bool:
-        alone = _place_for(model, gpus, profiles, current, has_real_gpus=has_real_gpus)
+        alone = _place_for(model, gpus, profiles, current)
         return isinstance(alone, str) or tuple(gpu.index for gpu in alone) != _gpus_now(model, current)
 
     found = in_turn(sorted(cut, key=moves))
@@ -111,8 +110,6 @@ def _place_for(
     free: Sequence[GpuSlot],
     profiles: Profiles,
     current: Placement | None,
-    *,
-    has_real_gpus: bool,
 ) -> Sequence[GpuSlot] | str:
     """GPUs for its stages or ranks, or why there are none."""
     stages, part = model.gpus, "stage" if model.ranks <= 1 else "rank"
@@ -125,7 +122,7 @@ def _place_for(
             if len(kind.gpus) < stages:
                 continue
             slot = kind.slot
-            reason = cannot_host(model, slot, profiles, has_real_gpus=has_real_gpus, stages=stages)
+            reason = cannot_host(model, slot, profiles, stages=stages)
             needed = slice_memory_bytes([model], slot.gpu_type, profiles, stages)
             if reason is None and needed > slot.memory_bytes:
                 reason = f"memory: a {part} needs {in_gib(needed)}, a GPU has {in_gib(slot.memory_bytes)}"

@@ -87,11 +87,9 @@ def within_slo(model: PlacedModelInput, demands: Sequence[ResourceDemand]) -> tu
     )
 
 
-def why_unservable(
-    model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, metric: Metric, *, has_real_gpus: bool
-) -> str | None:
+def why_unservable(model: PlacedModelInput, gpu: GpuSlot, profiles: Profiles, metric: Metric) -> str | None:
     """Why no batch of the model can run on that kind of GPU, or None."""
-    reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+    reason = cannot_host(model, gpu, profiles)
     if reason is not None:
         return reason
     if (model.model_id, gpu.gpu_type) not in profiles:

@@ -126,12 +126,11 @@ class GpuletPolicy:
 
 def _asked(place: int, model: PlacedModelInput, gpus: Sequence[GpuSlot], profiles: Profiles) -> _Asked:
     """The model, which has a rate, as a demand, or the reason why no GPU here can ever serve it."""
-    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
     costs, memory = {}, {}
     reasons = []
     for kind, gpu in {cost_kind(gpu_kind(gpu)): gpu for gpu in gpus}.items():
         profile = profiles.get((model.model_id, gpu.gpu_type))
-        refused = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+        refused = cannot_host(model, gpu, profiles)
         if refused is None and profile is None:
             refused = f"it has no profile for GPU type {gpu.gpu_type}"
         if refused is None and profile is not None:

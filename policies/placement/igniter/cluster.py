@@ -56,12 +56,7 @@ def place_by_kind(
     if len({kind.gpu_type for kind in kinds}) > 1:
         slots = (slot for kind in kinds for slot in kind.slots)
         require_prices(slots, "with several types of GPU the placement compares prices")
-    has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
-    hosts = {
-        (model.model_id, kind): _why_not_on(model, kind, profiles, has_real_gpus=has_real_gpus)
-        for model in models
-        for kind in kinds
-    }
+    hosts = {(model.model_id, kind): _why_not_on(model, kind, profiles) for model in models for kind in kinds}
     planned, unrated = rated(models)
     orders = _orders(planned, kinds, profiles, hosts, planner)
     outcomes = [_follow(order, planned, profiles, hosts, planner) for order in orders]
@@ -96,10 +91,8 @@ def _kinds(
     return tuple(kinds)
 
 
-def _why_not_on(
-    model: PlacedModelInput, kind: IgniterGpuKind, profiles: Profiles, *, has_real_gpus: bool
-) -> str | None:
-    reason = cannot_host(model, kind.slots[0], profiles, has_real_gpus=has_real_gpus)
+def _why_not_on(model: PlacedModelInput, kind: IgniterGpuKind, profiles: Profiles) -> str | None:
+    reason = cannot_host(model, kind.slots[0], profiles)
     if reason is not None:
         return reason
     profile = profiles.get((model.model_id, kind.gpu_type))

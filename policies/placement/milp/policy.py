@@ -122,13 +122,12 @@ class Milp:
         self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles
     ) -> tuple[list[dict[int, tuple[ResourceDemand, ...]]], dict[ModelId, str]]:
         """By class of GPUs and model what may run there; why not, for models that may run nowhere."""
-        has_real_gpus = any(not gpus.slot.is_emulated for gpus in classes)
         offers: list[dict[int, tuple[ResourceDemand, ...]]] = [{} for _ in classes]
         reasons: dict[ModelId, str] = {}
         for m, model in enumerate(models):
             why_not: list[str] = []
             for k, gpus in enumerate(classes):
-                reason = why_unservable(model, gpus.slot, profiles, self._metric, has_real_gpus=has_real_gpus)
+                reason = why_unservable(model, gpus.slot, profiles, self._metric)
                 if reason is None:
                     demands = within_slo(model, profiled_demands(model, gpus.slot, profiles, self._metric))
                     kept = tuple(d for d in demands if self._built_in_time(model, d.batch))

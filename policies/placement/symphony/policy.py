@@ -56,7 +56,6 @@ class Symphony:
         where there is no GPU.
         """
         require_gpus(gpus)
-        has_real_gpus = any(not gpu.is_emulated for gpu in gpus)
         divided = subclusters_of(models, gpus, profiles, current, self._subclusters)
         of = {gpu.index: (divided.of_gpu[gpu.index], gpu_kind(gpu)) for gpu in gpus}
         hosted: dict[_Of, list[PlacedModelInput]] = {}
@@ -64,9 +63,7 @@ class Symphony:
         for gpu in gpus:
             if of[gpu.index] not in hosted:
                 inside = [m for m in models if divided.of_model.get(m.model_id) == divided.of_gpu[gpu.index]]
-                hosted[of[gpu.index]] = _hosted_on(
-                    gpu, inside, profiles, reasons, has_real_gpus=has_real_gpus
-                )
+                hosted[of[gpu.index]] = _hosted_on(gpu, inside, profiles, reasons)
         planned = {
             key: tuple(PlannedModel(model.model_id) for model in inside) for key, inside in hosted.items()
         }
@@ -129,13 +126,11 @@ def _hosted_on(
     models: Sequence[PlacedModelInput],
     profiles: Profiles,
     reasons: dict[ModelId, list[str]],
-    *,
-    has_real_gpus: bool,
 ) -> list[PlacedModelInput]:
     """The models that such a GPU hosts; why not, of the others, goes into `reasons`."""
     hosted: list[PlacedModelInput] = []
     for model in models:
-        reason = cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus)
+        reason = cannot_host(model, gpu, profiles)
         if reason is None:
             needed = slice_memory_bytes([*hosted, model], gpu.gpu_type, profiles)
             if needed <= gpu.memory_bytes:

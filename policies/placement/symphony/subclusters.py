@@ -168,11 +168,10 @@ def _fewer(count: int, wanted: int) -> tuple[str, ...]:
 
 def _hosts_of(model: PlacedModelInput, kinds: Sequence[GpuSlot], profiles: Profiles) -> list[GpuSlot]:
     """Of one GPU of each kind those that could serve the model, were it alone."""
-    has_real_gpus = any(not gpu.is_emulated for gpu in kinds)
     return [
         gpu
         for gpu in kinds
-        if cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) is None
+        if cannot_host(model, gpu, profiles) is None
         and slice_memory_bytes([model], gpu.gpu_type, profiles) <= gpu.memory_bytes
     ]
 

@@ -275,13 +275,9 @@ def _reasons(
 ) -> dict[ModelId, str]:
     """Why no GPU can ever serve them, for those models for which that is so."""
     kinds = [equal.slot for equal in gpu_classes(gpus)]
-    has_real_gpus = any(not gpu.is_emulated for gpu in kinds)
     found: dict[ModelId, str] = {}
     for model in models:
-        why = [
-            cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus) or _too_large(model, gpu, profiles)
-            for gpu in kinds
-        ]
+        why = [cannot_host(model, gpu, profiles) or _too_large(model, gpu, profiles) for gpu in kinds]
         known = [reason for reason in why if reason is not None]
         if len(known) == len(why):
             found[model.model_id] = joined(known)

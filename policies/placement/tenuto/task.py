@@ -109,7 +109,7 @@ def _items(
     slot = gpus.slot
     for place, model in enumerate(models):
         profile = profiles.get((model.model_id, slot.gpu_type))
-        if profile is None or cannot_host(model, slot, profiles, has_real_gpus=False) is not None:
+        if profile is None or cannot_host(model, slot, profiles) is not None:
             continue
         table = profile.exec_table()
         size_max = fillable(model, conditions)

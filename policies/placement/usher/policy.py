@@ -148,7 +148,6 @@ class Usher:
         self, models: Sequence[PlacedModelInput], classes: Sequence[GpuClass], profiles: Profiles
     ) -> tuple[list[_Home], dict[ModelId, str], list[Decision]]:
         """Each class of GPUs with its models: the class where the model's c_min GPUs cost least."""
-        has_real_gpus = any(not gpus.slot.is_emulated for gpus in classes)
         homes = [_Home(gpus, Room.empty(len(gpus.gpus))) for gpus in classes]
         reasons: dict[ModelId, str] = {}
         decisions: list[Decision] = []
@@ -156,9 +155,7 @@ class Usher:
             offers: list[tuple[float, int, _Home, ModelOptions]] = []
             why_not: list[str] = []
             for home in homes:
-                reason = why_unservable(
-                    model, home.gpus.slot, profiles, self._metric, has_real_gpus=has_real_gpus
-                )
+                reason = why_unservable(model, home.gpus.slot, profiles, self._metric)
                 profiled = profiled_demands(model, home.gpus.slot, profiles, self._metric)
                 in_time = usher_batches(within_slo(model, profiled))
                 demands = _of_known_shares(model, home.gpus.slot, profiles, in_time)

@@ -177,18 +177,15 @@ def _with_gpus_out(
     unplaced: Iterable[Unplaced], config: ClusterConfig, gpus: Sequence[GpuSlot]
 ) -> tuple[Unplaced, ...]:
     """Policies see `gpus` alone: where only others of the cluster could host a model, it is for these that it has no place."""
-    models = {model.model_id: model for model in placed_models(config.models)}
+    models = {
+        model.model_id: model for model in placed_models(config.models, has_real_gpus=config.has_real_gpus)
+    }
     profiles = config.profiles()
-    has_real_gpus = any(not gpu.is_emulated for gpu in config.gpus)
     sizes = Counter(gpu.node_id for gpu in config.gpus)
 
     def able(model: PlacedModelInput, among: Iterable[GpuSlot]) -> list[GpuSlot]:
         """Those that could host it; none where no host has as many as it needs."""
-        found = [
-            gpu
-            for gpu in among
-            if cannot_host(model, gpu, profiles, has_real_gpus=has_real_gpus, stages=model.stages) is None
-        ]
+        found = [gpu for gpu in among if cannot_host(model, gpu, profiles, stages=model.stages) is None]
         hosts = Counter(gpu.node_id for gpu in found)
         return found if max(hosts.values(), default=0) >= model.gpus else []
 
@@ -253,7 +250,9 @@ def _memory_of(
     current: Mapping[SliceId, PlannedSlice],
 ) -> MemoryOf:
     """Memory by the profiles; of what hosts a model that is not configured any more, or otherwise, what its worker was told."""
-    models = {model.model_id: model for model in placed_models(config.models)}
+    models = {
+        model.model_id: model for model in placed_models(config.models, has_real_gpus=config.has_real_gpus)
+    }
     profiles = config.profiles()
     type_of = {gpu.index: gpu.gpu_type for gpu in gpus}
     told = {key_of(current[one.slice_id]): one.memory_bytes for one in running if one.slice_id in current}

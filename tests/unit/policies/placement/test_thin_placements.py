@@ -94,7 +94,7 @@ def test_an_slo_below_one_request_is_unplaced_with_the_reason() -> None:
 
 def test_real_models_go_to_real_devices_and_profiled_ones_to_emulated_ones() -> None:
     slots = [gpu(0, device="cpu"), gpu(1, device="emulated")]
-    models = [model("digits", has_loader=True), model("resnet50")]
+    models = [model("digits", has_loader=True, needs_real_gpu=True), model("resnet50")]
     placed = placement_policy("symphony").place(models, slots, profiles("digits", "resnet50"))
     assert [(s.gpu, [m.model_id for m in s.models]) for s in placed.slices] == [
         (0, ["digits"]),

@@ -54,8 +54,8 @@ def test_a_model_whose_gpus_are_out_of_use_is_unplaced_for_that_reason(policy: s
         "placement": {"given": {"slices": slices}} if policy == "given" else policy,
     }
 
-    def reasons(*out: int) -> dict[str, str]:
-        gpus_out = tuple(GpuRef(NodeId("emulated"), gpu) for gpu in out)
+    def reasons(*out: int, node: str = "emulated") -> dict[str, str]:
+        gpus_out = tuple(GpuRef(NodeId(node), gpu) for gpu in out)
         made = make_plan(PlanAsked(1, json.dumps(document), "", (), {}, gpus_out))
         return {one.model_id: one.reason for one in made.unplaced}
 
@@ -65,6 +65,8 @@ def test_a_model_whose_gpus_are_out_of_use_is_unplaced_for_that_reason(policy: s
     assert both["emu"] == "its GPUs are drained or away: emulated"
     assert "drained" not in both["hopeless"], "no GPU of the cluster could host it"
     assert "emu" not in reasons(1), "the other one can host it"
+    # On an emulated device its answers would be made up.
+    assert reasons(0, node="here")["real"] == "its GPUs are drained or away: here"
 
 
 @pytest.mark.parametrize("batching", ["fixed", "deferred"])
