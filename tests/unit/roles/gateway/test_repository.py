@@ -149,6 +149,12 @@ def test_a_change_is_waited_for_as_long_as_the_scheduler_is_at_it(
     assert limits_ms == [None, None], "its own default: two days, or 5 s of silence"
 
 
+def test_models_of_the_file_are_listed_where_they_may_be_loaded(tmp_path: Path) -> None:
+    """Another file does not start a gateway again through which none may be."""
+    for is_open in (True, False):
+        assert Repository({"m": {}}, tmp_path, tmp_path, is_open=is_open).names == (("m",) if is_open else ())
+
+
 @pytest.mark.parametrize(
     "config",
     [
