@@ -18,6 +18,7 @@ from deploy.ssh.steps import (
     is_unknown,
     remembered,
     role_script,
+    secrets_of,
     start_step,
 )
 from fabric.ids import (
@@ -25,6 +26,7 @@ from fabric.ids import (
     FRONTEND_PREFIX,
     GATEWAY_PREFIX,
     SCHEDULER_PREFIX,
+    gateway_id,
     role_id_of_node,
 )
 from roles.config.hosts import DeployConfig
@@ -37,6 +39,7 @@ END_OF: Final = {
 }
 """When roles of a kind end."""
 
+_PUT_BACK: Final = "put the former file back and run `tenuto deploy up`"
 _STAYS: Final = "is not in the file any more, and what is on it stays"
 
 
@@ -108,8 +111,18 @@ def plan_rollback(
             problems[wanted.host] = [
                 f"{target.version} with configuration {target.config} is not there any more"
             ]
+        elif gone := {*secrets_of(gateway_id(wanted.host), target, told, goods)} - told.keys.keys():
+            problems[wanted.host] = [
+                f"{', '.join(sorted(gone))}, which its gateway read before, is not there any more: {_PUT_BACK}"
+            ]
     steps_left = tuple(step for step in plan.steps if step.host not in problems)
-    return replace(plan, steps=steps_left, problems=problems)
+    warnings = {
+        wanted.host: [f"{gateway_id(wanted.host)} ran before and is not in the file: {_PUT_BACK}"]
+        for wanted in inventory.hosts
+        if target is not None and wanted.gateway is None and (told := known.get(wanted.host)) is not None
+        if secrets_of(gateway_id(wanted.host), target, told, goods)
+    }
+    return replace(plan, steps=steps_left, problems=problems, warnings=warnings)
 
 
 def plan_down(

@@ -65,7 +65,7 @@ class Source:
 class CarriedConfig:
     """`files`: by path in the folder, a file here or its content. `name`: of the folder.
 
-    `views`: by role id, a hash of what the role reads of it, which is in the folder too (`views.json`).
+    `views`: by role id, a hash of what the role reads of it, which is in the folder too (`views.json`). A gateway's names what it reads beside that.
     """
 
     name: str
@@ -114,7 +114,12 @@ def carried_config(source: Source, addresses: Mapping[str, str]) -> CarriedConfi
     take_glue_along(document, base_dir, files, glue)
     files[CONFIG_FILE] = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
     views = {
-        role.role_id: _hash_of(_view(role, wanted.host, document, hashes, glue))
+        role.role_id: " ".join(
+            [
+                _hash_of(_view(role, wanted.host, document, hashes, glue)),
+                *(wanted.secrets if role.rank is Rank.GATEWAY else ()),
+            ]
+        )
         for wanted in inventory_of(source.config).hosts
         for role in wanted.roles
     }

@@ -132,26 +132,26 @@ class DeployedCluster:
         return endpoints, [problem for _, problem in found if problem]
 
     def _until_gateway_serves(self, host: str, role_id: str) -> tuple[Mapping[str, Sequence[str]], str]:
-        """Its addresses, none where there is no such gateway; or why it does not become ready."""
+        """Its addresses, none where there is to be no such gateway; or why it does not become ready."""
         until_ms = self.clock.now_ms() + GATEWAY_LIMIT_MS
-        try:
-            while why := self._why_not_ready(host, role_id):
-                if self.clock.now_ms() > until_ms or self.stop.wait(READY_EVERY_S):
-                    return {}, f"{role_id}: is not ready: {why}"
-            told = self.connections[host].ask({"do": "run_files"}, limit_s=ASK_LIMIT_S)["run_files"]
-        except FabricError as error:
-            return {}, f"{role_id}: {error}"
-        return next((one["addresses"] for one in told if one["role_id"] == role_id), {}), ""
+        while True:
+            try:
+                addresses, why = self._gateway_at(host, role_id)
+            except FabricError as error:  # the host may be busy
+                addresses, why = {}, str(error)
+            if not why or self.clock.now_ms() > until_ms or self.stop.wait(READY_EVERY_S):
+                return addresses, why and f"{role_id}: is not ready: {why}"
 
-    def _why_not_ready(self, host: str, role_id: str) -> str:
-        """What the roles of that host say where this one is among those that are not ready; empty: it is ready, or not there."""
-        try:
-            said = str(self._ask_tenuto(host, ["health", "--json"])["said"])
-        except PeerLost:
-            raise
-        except FabricError as error:  # the host may be busy
-            return str(error)
-        return said if f"{role_id} " in said else ""
+    def _gateway_at(self, host: str, role_id: str) -> tuple[Mapping[str, Sequence[str]], str]:
+        """Its addresses; or why it is not ready. Neither where its host's configuration has none. Raises FabricError."""
+        said = str(self._ask_tenuto(host, ["health", "--json"])["said"])
+        if f"{role_id} " in said:
+            return {}, said
+        for one in self.connections[host].ask({"do": "run_files"}, limit_s=ASK_LIMIT_S)["run_files"]:
+            if one["role_id"] == role_id:
+                return one["addresses"], ""
+        told = self.connections[host].ask({"do": "facts", "ports": {}}, limit_s=ASK_LIMIT_S)
+        return {}, "it has not come up" if role_id in told["roles"] else ""
 
     def status(self) -> tuple[dict[str, Any] | None, str]:
         """What the active schedulers of all shards say, as one; why there is nothing. A shard of which none answers is listed without a scheduler.

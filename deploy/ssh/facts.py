@@ -22,7 +22,7 @@ class Running:
 class HostFacts:
     """One host. `is_there`: something of ours is on it. `roles`: of each unit that is there the stamp its process was started with, empty where none runs.
 
-    `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `versions`: of each environment, the extras that it was installed with. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and who else has each, by role id. `clock_off_ms`: how far its
+    `serving`: of these roles the ones whose process has come up. `scripts`: a hash of what starts each role. `versions`: of each environment, the extras that it was installed with. `views`: of each configuration, what tells what a role reads of it. `keys`: a hash of each key file. `taken`: ports that are wanted and who else has each (another role by its id), by role id. `clock_off_ms`: how far its
     clock is ahead of ours, as far as that can be told. `addresses`: of all hosts, as it was last told. `now`: what it was last told to run; `served`: with what all its roles
     served last; `before`: what served before `now`. `drained`: what of its node a rolling change has taken out of use and not yet back: it, or GPUs of it.
     """

@@ -14,6 +14,7 @@ from fabric.keys import FRONTEND, SCHEDULER, key_file, principal_of_node
 from roles.cli.whereabouts import require_keys
 from roles.config.cluster import ClusterConfig
 from roles.config.gateway import NO_GATEWAY
+from roles.config.hosts import moved
 from roles.config.listeners import check_apart
 from roles.config.metrics_pages import metrics_pages
 
@@ -104,7 +105,7 @@ def inventory_of(config: ClusterConfig) -> Inventory:
     for one in hosts:
         if one.gateway is not None:
             address = places.addresses.get(one.host, one.host)
-            check_apart(_listeners(one, address, [f"listen.{name}" for name in config.gateway.ports]))
+            check_apart(_listeners(config, one, address))
     return Inventory(hosts, scheduler_hosts)
 
 
@@ -124,8 +125,12 @@ def not_started(config: ClusterConfig) -> Iterator[str]:
         yield "not started on any host: the page (listen.page); docs/operate/deploy.md says how to run it there"
 
 
-def _listeners(wanted: HostWanted, address: str, of_gateway: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """What listens on a host, for `check_apart`. `of_gateway`: what the file calls the gateway's ports."""
+def _listeners(config: ClusterConfig, wanted: HostWanted, address: str) -> Iterator[tuple[str, str, str]]:
+    """What listens on a host with that address, for `check_apart`."""
+    of_gateway = [f"listen.{name}" for name in config.gateway.ports]
+    for at, place in enumerate(config.places.schedulers):
+        if place.host == wanted.host and config.listen.control is not None:
+            yield f"listen.control of {scheduler_id(at)}", wanted.host, moved(config.listen.control, at)
     for role in wanted.roles:
         whats = of_gateway if role.rank is Rank.GATEWAY else [f"the port of {role.role_id}"]
         for what, port in zip(whats, role.ports, strict=False):  # a frontend may have none

@@ -22,10 +22,12 @@ from deploy.ssh.steps import (
     Step,
     in_order,
     megabytes,
+    ran_before,
     role_script,
+    secrets_of,
     start_step,
 )
-from fabric.ids import FRONTEND_PREFIX, role_id_of_node
+from fabric.ids import FRONTEND_PREFIX, gateway_id, role_id_of_node
 from fabric.keys import TRUSTED_FILE
 from fabric.policy_options import counted
 from roles.config.hosts import DeployConfig
@@ -196,7 +198,7 @@ class _HostPlan:
         return self._step("configuration", f"{name}, {counted(len(sent), 'file')}", request, sent)
 
     def _keys(self, unwanted_roles: Collection[str]) -> Iterator[Step]:
-        """Those that are wanted come first of all; the others go when nothing runs with them any more."""
+        """Those that are wanted come first of all; the others go when nothing runs with them any more, nor a rollback would start it."""
         wanted = {*self._wanted.keys, *self._wanted.secrets}
         wanted |= {TRUSTED_FILE} if self._wanted.keys else set()
         files = [
@@ -209,7 +211,9 @@ class _HostPlan:
         if changed:
             names = [file.path.removeprefix("keys/") for file in changed]
             yield self._step("keys", ", ".join(names), {}, changed)
-        unwanted = sorted(set(self._facts.keys) - wanted)
+        before = ran_before(self._facts, self._run)  # a rollback carries nothing
+        kept = secrets_of(gateway_id(self._wanted.host), before, self._facts, self._goods)
+        unwanted = sorted(set(self._facts.keys) - wanted - {*kept})
         if unwanted:
             request = {"removed": [f"keys/{name}" for name in unwanted]}
             step = self._step("keys", f"without {', '.join(unwanted)}", request)
@@ -225,8 +229,11 @@ class _HostPlan:
                 *(["configuration"] if facts.now.config != run.config else []),
             ]
             why = f"starts again: another {' and '.join(changed) or 'key or environment'}"
+        is_gateway = role.rank is Rank.GATEWAY
+        if is_gateway:  # the file may have none, or any free one
+            ports = f"port{'s' if len(role.ports) > 1 else ''} {', '.join(map(str, role.ports))}"
+            why = f"({ports}) {why}"
         step = start_step(self._wanted, role, script, why, facts, run, self._goods)
         if step is not None:
-            is_gateway = role.rank is Rank.GATEWAY
             beside = [one.role_id for one in self._wanted.roles if is_gateway and one.rank is Rank.FRONTEND]
             yield replace(step, needs=self._places_of([role.role_id, *beside]))

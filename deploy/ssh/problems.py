@@ -8,7 +8,7 @@ from typing import Final
 from deploy.ssh.facts import HostFacts
 from deploy.ssh.inventory import HostWanted, Inventory, Rank
 from deploy.ssh.steps import Goods, megabytes
-from fabric.ids import GATEWAY_PREFIX
+from fabric.ids import AGENT_PREFIX, FRONTEND_PREFIX, GATEWAY_PREFIX, SCHEDULER_PREFIX
 from roles.config.hosts import DeployConfig
 
 CLOCK_OFF_MS_MAX: Final = 2_000.0
@@ -18,6 +18,7 @@ INSTALLED_TIMES: Final = 5
 FREE_MIN: Final = 200 << 20
 FREE_ONLINE: Final = 1 << 30
 FREE_TORCH: Final = 8 << 30
+_PREFIXES: Final = (AGENT_PREFIX, SCHEDULER_PREFIX, FRONTEND_PREFIX, GATEWAY_PREFIX)
 
 
 def problems_of_host(
@@ -41,7 +42,13 @@ def problems_of_host(
         is_gateway = role_id.startswith(GATEWAY_PREFIX)
         keys = "listen.http, listen.grpc" if is_gateway else "cluster.schedulers[].port, listen.client"
         for port, holder in taken:
-            yield f"port {port} of {role_id} is taken by {holder}: end that, or choose another port ({keys})"
+            if holder not in facts.roles:
+                yield f"port {port} of {role_id} is taken by {holder}: end that, or choose another port ({keys})"
+            elif _rank(holder) > _rank(role_id):
+                yield (
+                    f"port {port} of {role_id} is that of {holder}, which leaves it only after that: first run"
+                    f" `tenuto deploy up` with another port for {role_id}, then with this one ({keys})"
+                )
     if wanted.needs_driver and not facts.has_driver:
         yield "it has no NVIDIA driver, and the file gives it cuda devices: install one, or say device: emulated"
     if facts.open_files < OPEN_FILES_MIN:
@@ -78,6 +85,11 @@ def warnings_of_election(inventory: Inventory, wanted: HostWanted) -> Iterator[s
             "with a standby more than half of the nodes have to be there, so of two both: list a third one,"
             " or no standby (docs/operate/availability.md)"
         )
+
+
+def _rank(role_id: str) -> int:
+    """By which roles start, and leave the ports that they had before."""
+    return next(rank for rank, prefix in enumerate(_PREFIXES) if role_id.startswith(prefix))
 
 
 def _room_needed(wanted: HostWanted, facts: HostFacts, goods: Goods, deploy: DeployConfig) -> int:

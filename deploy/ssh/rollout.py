@@ -25,6 +25,7 @@ class Rollout:
     A host with a problem gets no further step, nor does any get one that needs that host. Without a scheduler's host nothing is started, and nothing ended for it.
     Schedulers start one after the other, so that one of them serves, and none that runs is ended after one that did not come up. After a host that could not be drained nothing
     more is done. `is_rolling`: roles start one after the other, in all of the cluster, and nothing is done after one that did not come back.
+    Nothing depends on a gateway: after one that did not start only, if `is_rolling`, no other one starts.
     """
 
     def __init__(self, plan: Plan, at_once: int = HOSTS_AT_ONCE, *, is_rolling: bool = False) -> None:
@@ -34,6 +35,8 @@ class Rollout:
         self._waiting = [step for step in plan.steps if step.host not in plan.problems]
         self._going: list[Step] = []
         self.failed: dict[str, str] = {host: found[0] for host, found in plan.problems.items()}
+        self.without_gateway: dict[str, str] = {}
+        """Hosts whose gateway did not start, and why: what else they do is done."""
         self.done: list[Step] = []
         self.left_out: list[Step] = []
         """What needs a host that has failed."""
@@ -49,7 +52,11 @@ class Rollout:
     def handle(self, ended: Ended) -> Sequence[Step]:
         """What may begin now."""
         self._going.remove(ended.step)
-        if ended.problem:
+        if ended.problem and ended.step.phase is Phase.GATEWAYS:
+            self.without_gateway[ended.step.host] = ended.problem
+            if self._is_rolling:
+                self._waiting = [step for step in self._waiting if step.phase is not Phase.GATEWAYS]
+        elif ended.problem:
             self.failed[ended.step.host] = ended.problem
             self._waiting = [step for step in self._waiting if step.host != ended.step.host]
             self._is_kept_from_draining |= ended.step.phase is Phase.DRAIN

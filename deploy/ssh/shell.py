@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from deploy.keys import gateway_secrets, remedy, trusted_in
@@ -90,9 +91,11 @@ class Deployment:
 
         Raises ConfigError for what is missing here.
         """
+        gateway = self.source.config.gateway
+        secrets = gateway_secrets(gateway) if gateway.may_be_reached else {}
         facts = self.facts()
         taken_out = self._taken_out(facts, forgotten)
-        goods, missing = self._goods(facts, taken_out)
+        goods, missing = self._goods(facts, taken_out, secrets)
         return plan_up(self.inventory, facts, goods, self.source.config.deploy, missing, taken_out)
 
     def plan_restart(self, only: Sequence[str]) -> Plan:
@@ -119,17 +122,18 @@ class Deployment:
         `is_rolling`: roles start one after the other, each when the cluster has become ready after the one before, and a node is drained before.
         """
         rollout = self._roll_out(plan, say, is_rolling=is_rolling)
+        failed = {**rollout.without_gateway, **rollout.failed}
         if plan.has_no_scheduler(rollout.without_scheduler):
-            return Result(rollout.done, rollout.failed, None, is_untouched=rollout.is_untouched)
+            return Result(rollout.done, failed, None, is_untouched=rollout.is_untouched)
         expected = self.cluster.schedulers(rollout.without_scheduler)
         status, problems = self.cluster.until_ready(rollout.failed, expected, say)
         if status is not None:
             served = sum(one["state"] == "ready" for one in status["slices"])
             say(self.cluster.active_host, f"ready: {served} of {len(status['slices'])} slices")
-            endpoints, unready = self.cluster.until_gateways_serve(rollout.failed, say)
+            endpoints, unready = self.cluster.until_gateways_serve(failed, say)
             status = {**status, "endpoints": {**status.get("endpoints", {}), **endpoints}}
             problems = [*problems, *unready]
-        return Result(rollout.done, rollout.failed, status, problems)
+        return Result(rollout.done, failed, status, problems)
 
     def tear_down(self, plan: Plan, say: Say) -> Result:
         """Do what a plan for the end says."""
@@ -243,14 +247,13 @@ class Deployment:
         self,
         facts: Mapping[str, HostFacts | Unreachable],
         taken_out: Collection[str] = (),
+        secrets: Mapping[str, bytes] = MappingProxyType({}),
     ) -> tuple[Goods, dict[str, list[str]]]:
-        """What there is to carry, and which keys are missing, by host."""
+        """What there is to carry, and which keys are missing, by host. `secrets`: of gateways, by the key of the file that names each."""
         config = self.source.config
         own, deploy = own_wheel(), config.deploy
         keys, missing = _keys(config.security.keys, self.inventory)
-        if config.gateway.may_be_reached:
-            secrets = gateway_secrets(config.gateway)
-            keys |= {gateway_file(key): content for key, content in secrets.items()}
+        keys |= {gateway_file(key): content for key, content in secrets.items()}
         wheelhouse = [] if deploy.wheelhouse is None else wheels_in(deploy.wheelhouse)
         wheels = {
             wanted.host: needed_wheels(own, wheelhouse, wanted.extras, _beside(facts[wanted.host]))

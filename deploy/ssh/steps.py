@@ -170,6 +170,16 @@ def is_unknown(role: RoleOnHost, run: Running, facts: HostFacts, goods: Goods) -
     return role.rank is Rank.GATEWAY and role.role_id not in _views_of(run, facts, goods)
 
 
+def secrets_of(role_id: str, run: Running, facts: HostFacts, goods: Goods) -> Sequence[str]:
+    """What a gateway reads beside that configuration, as it is called in its host's keys folder; nothing where that has no such gateway."""
+    return _views_of(run, facts, goods).get(role_id, "").split()[1:]
+
+
+def ran_before(facts: HostFacts, run: Running) -> Running:
+    """What a host is to go back to, once it was told to run that."""
+    return facts.before if facts.served in (run, Running()) else facts.served
+
+
 def _views_of(run: Running, facts: HostFacts, goods: Goods) -> Mapping[str, str]:
     """By role id, what tells what each reads of that configuration."""
     return goods.config.views if run.config == goods.config.name else facts.views.get(run.config, {})
@@ -190,7 +200,7 @@ def start_step(
     is_running = not is_again and facts.roles.get(role.role_id) == script.stamp
     if is_running and facts.scripts.get(role.role_id) == script.sha256:
         return None
-    before = facts.before if facts.served in (run, Running()) else facts.served
+    before = ran_before(facts, run)
     state = {
         "version": run.version,
         "config": run.config,
@@ -210,15 +220,8 @@ def start_step(
         detail = f"{role.role_id} goes on; configuration {run.config} has the same for it"
         return Step(wanted.host, Phase.UNITS, "unit", detail, request)
     is_replacing = bool(facts.roles.get(role.role_id))
-    detail = f"{role.role_id}{_ports_of(role)} {why}"
+    detail = f"{role.role_id} {why}"
     return Step(wanted.host, PHASE_OF[role.rank], "start", detail, request, is_replacing=is_replacing)
-
-
-def _ports_of(role: RoleOnHost) -> str:
-    """Of a gateway: what the file has may be none, or any free one."""
-    if role.rank is not Rank.GATEWAY:
-        return ""
-    return f" (port{'s' if len(role.ports) > 1 else ''} {', '.join(map(str, role.ports))})"
 
 
 def remembered(facts: HostFacts, goods: Goods) -> dict[str, str]:

@@ -84,7 +84,7 @@ def gateway(
     role_id = gateway_id(host or index or 0)
     with role_process(role_id, run_dir_option) as (home, stop):
         where = Whereabouts(config, home, is_here=here)
-        own = replace(own if host is None else where.gateway(host), **given)
+        own = replace(own, **given) if host is None else where.gateway(host, given)
         has_key = key_file is not None or (config.security.keys is None and host is None)
         near = host or host_named_here(config.hosts)
         addresses = frontends or tuple(where.clients(near, is_everywhere=has_key))

@@ -151,14 +151,17 @@ class Whereabouts:
                 found.append(places.client_address(index, places.addresses.get(place.host, place.host)))
         return found
 
-    def gateway(self, host: str) -> GatewayConfig:
-        """Where the gateway of a host with frontends listens. Raises ConfigError for another host, and where others reach it and nobody needs a token."""
+    def gateway(self, host: str, given: Mapping[str, str]) -> GatewayConfig:
+        """Where the gateway of a host with frontends listens, but for protocols whose address is `given`.
+
+        Raises ConfigError for another host, and where others reach it and nobody needs a token.
+        """
         hosts = dict.fromkeys(place.host for place in self._places.frontends)
         if host not in hosts:
             raise ConfigError(
                 f"--node: the file has no frontend on {shown(host)}; it has some on {', '.join(hosts)}"
             )
-        found = self._config.gateway.at(self._address(host))
+        found = replace(self._config.gateway.at(self._address(host)), **given)
         for address in filter(None, (found.http, found.grpc)):
             check_listener(address, "--node", has_token=found.token_file is not None)
         return found

@@ -62,8 +62,8 @@ class Repository:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the models that can be loaded by name."""
-        return tuple(self._sections)
+        """Of the models that can be loaded by name; none where nothing may be, so that no list of a file that has changed since is shown."""
+        return tuple(self._sections) if self._is_open else ()
 
     async def load(
         self, name: str, served: Mapping[ModelId, ModelInfo], parameters: Mapping[str, object]

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from deploy.ssh.on_host.managers import Systemd, manager_of
 
 COMPLETE = ".complete"
 VIEWS = "views.json"
+NAMELESS = "another user's process"
 _SIOCGIFADDR = 0x8915
 
 
@@ -69,7 +70,7 @@ def facts(place: Place, request: Mapping[str, Any]) -> dict[str, Any]:
             one: taken
             for one, ports in request["ports"].items()
             # One that has not come up yet may have its own.
-            if (one not in running or one in serving) and (taken := taken_of(ports, serving.values()))
+            if (one not in running or one in serving) and (taken := taken_of(one, ports, serving))
         },
         "state": state,
         "served": place.served,
@@ -92,14 +93,16 @@ def own_address(interface: str | None) -> str | None:
     return words[2] if len(words) == 4 and ":" not in words[2] else None
 
 
-def taken_of(ports: Iterable[int], ours: Collection[int]) -> list[tuple[int, str]]:
-    """Those of these ports that somebody else has than these processes, each with who that is."""
+def taken_of(role_id: str, ports: Iterable[int], serving: Mapping[str, int]) -> list[tuple[int, str]]:
+    """Those of a role's ports that somebody else has, each with who that is: a role's id where it is one of these, which serve with those processes."""
+    ours = {pid: one for one, pid in serving.items()}
+    own = ("", role_id, *([NAMELESS] if role_id in serving else []))  # this one may be the nameless one
     holders = {port: port_holder(port, ours) for port in ports}
-    return [(port, holder) for port, holder in holders.items() if holder]
+    return [(port, holder) for port, holder in holders.items() if holder not in own]
 
 
-def port_holder(port: int, ours: Collection[int] = ()) -> str:
-    """Who listens there: a name, or only that somebody does; empty where it is free, or one of these processes does."""
+def port_holder(port: int, ours: Mapping[int, str]) -> str:
+    """Who listens there: a name, which `ours` may have for its process, or only that somebody does; empty where it is free."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -109,13 +112,13 @@ def port_holder(port: int, ours: Collection[int] = ()) -> str:
                     inodes.add(f"socket:[{words[9]}]")
     if not inodes:
         return ""
-    found = "another user's process"
+    found = NAMELESS
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if any(str(one.readlink()) in inodes for one in (entry / "fd").iterdir()):
                     if int(entry.name) in ours:
-                        return ""
+                        return ours[int(entry.name)]
                     found = f"{(entry / 'comm').read_text().strip()} (process {entry.name})"
     return found
 

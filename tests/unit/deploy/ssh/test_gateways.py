@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from msgspec.structs import asdict
 
 from deploy.keys import gateway_secrets
-from deploy.ssh import deployed_cluster
+from deploy.ssh import deployed_cluster, shell
 from deploy.ssh.changes import plan_down, plan_restart, plan_rollback
-from deploy.ssh.deployed_cluster import GATEWAY_LIMIT_MS
+from deploy.ssh.deployed_cluster import GATEWAY_LIMIT_MS, DeployedCluster
 from deploy.ssh.facts import HostFacts
 from deploy.ssh.inventory import inventory_of
 from deploy.ssh.rollout import Ended, Rollout
+from deploy.ssh.shell import Deployment
 from deploy.ssh.steps import Phase, Plan
 from fabric.errors import ConfigError, FabricError
 from roles.config.gateway import GatewayConfig
 from roles.config.read_config import parse_config
-from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, Stage, lines
-from tests.unit.deploy.ssh.test_deployed_cluster import Told, cluster_of
+from roles.runtime.exit_codes import EXIT_PARTIAL
+from tests.unit.deploy.ssh.stage import CLUSTER, MODEL, OWN, Stage, lines
+from tests.unit.deploy.ssh.test_deployed_cluster import Clock, HostOf, Hosts, Told, cluster_of
+
+if TYPE_CHECKING:
+    from deploy.ssh.connection import HostConnection
+    from fabric.clock import MonotonicClock
 
 TOKEN = b"a-token-of-some-length\n"
 GATEWAY = {"token_file": "tokens", "request_mb": 8}
@@ -47,12 +53,14 @@ def cluster_with(stage: Stage, **changed: Any) -> None:
     stage.document = {**stage.document, "cluster": {**stage.document["cluster"], **changed}}
 
 
-def carried_out(plan: Plan, failing: str = "") -> Rollout:
-    rollout = Rollout(plan)
+def carried_out(plan: Plan, failing: str = "", *, is_rolling: bool = False) -> Rollout:
+    """`failing`: a host, or a role that does not start."""
+    rollout = Rollout(plan, is_rolling=is_rolling)
     going = list(rollout.begin())
     while going:
         step = going.pop(0)
-        going += rollout.handle(Ended(step, "no room" if step.host == failing else ""))
+        is_done = failing not in (step.host, step.request.get("role_id"))
+        going += rollout.handle(Ended(step, "" if is_done else "no room"))
     return rollout
 
 
@@ -165,17 +173,56 @@ def test_other_tokens_and_certificates_are_carried_and_nothing_starts_again(stag
     assert [step.detail for step in stage.plan().steps] == ["gateway.tls_certificate"] * 2
 
 
-def test_one_that_the_file_has_no_more_ends_and_its_tokens_go(stage: Stage) -> None:
+def test_one_that_the_file_has_no_more_ends_and_its_tokens_go_with_the_next_change(stage: Stage) -> None:
     cluster_with(stage, gateway={})
     found = [line for line in lines(stage.plan()).splitlines() if " unit " not in line]
     assert [line for line in found if "configuration" not in line] == [
         "END_GATEWAYS g1   stop          gateway-g1: not in the file any more",
         "END_GATEWAYS head stop          gateway-head: not in the file any more",
-        "REMOVE     g1   keys          without gateway.token_file",
-        "REMOVE     head keys          without gateway.token_file",
     ]
     stage.done(stage.plan())
     assert stage.plan().steps == ()
+    back = rollback(stage)
+    assert back.warnings == {
+        host: [
+            f"gateway-{host} ran before and is not in the file: put the former file back and run `tenuto deploy up`"
+        ]
+        for host in ("head", "g1")
+    }
+    cluster_with(stage, gateway=GATEWAY)
+    assert started(rollback(stage)) >= {"gateway-g1", "gateway-head"}
+    cluster_with(stage, gateway={"request_mb": 9})
+    assert [(step.host, step.detail) for step in stage.plan().steps if step.what == "keys"] == [
+        ("g1", "without gateway.token_file"),
+        ("head", "without gateway.token_file"),
+    ]
+    stage.done(stage.plan())
+    assert stage.plan().steps == ()
+
+
+def test_what_a_gateway_read_before_is_kept_for_a_rollback() -> None:
+    stage = with_gateway(tls_certificate="cert.pem", tls_key="key.pem")
+    stage.done(stage.plan())
+    cluster_with(stage, gateway=GATEWAY)
+    assert not [step for step in stage.plan().steps if step.what == "keys"]
+    stage.done(stage.plan())
+    assert stage.plan().steps == ()
+    assert started(rollback(stage)) == {"gateway-g1", "gateway-head"}
+    told = stage.facts["g1"]
+    assert isinstance(told, HostFacts)
+    stage.changed("g1", keys={name: own for name, own in told.keys.items() if "tls" not in name})
+    plan = rollback(stage)
+    assert plan.problems == {
+        "g1": [
+            "gateway.tls_certificate, gateway.tls_key, which its gateway read before, is not there any more: put the former file back and run `tenuto deploy up`"
+        ]
+    }
+    assert "g1" not in {step.host for step in plan.steps}
+    stage.facts["g1"] = told
+    cluster_with(stage, gateway={**GATEWAY, "request_mb": 9})
+    assert [step.detail for step in stage.plan().steps if step.what == "keys"] == [
+        "without gateway.tls_certificate, gateway.tls_key"
+    ] * 2
 
 
 @pytest.mark.parametrize("failing", ["g2", ""])
@@ -192,6 +239,46 @@ def test_one_stays_for_as_long_as_its_frontend_does(stage: Stage, failing: str) 
     phases = [step.phase for step in rollout.done if step.what == "stop"]
     assert phases == ([] if failing else [Phase.END_GATEWAYS, Phase.END_FRONTENDS])
     assert ("keys" in {step.what for step in rollout.done if step.phase is Phase.REMOVE}) == (not failing)
+
+
+@pytest.mark.parametrize("is_rolling", [False, True])
+def test_where_one_does_not_start_all_else_is_done(stage: Stage, *, is_rolling: bool) -> None:
+    cluster_with(stage, frontends=[{"host": "head"}, {"host": "g2"}])
+    rollout = carried_out(stage.plan(), "gateway-g2", is_rolling=is_rolling)
+    ends = [step.request["role_ids"] for step in rollout.done if step.what == "stop"]
+    assert ends == [["gateway-g1"], ["frontend-1"]], "it runs on g2 by now"
+    assert (rollout.failed, rollout.left_out) == ({}, [])
+    assert rollout.without_gateway == {"g2": "no room"}
+
+
+def test_where_one_does_not_start_beside_the_scheduler_a_host_leaves_all_the_same(stage: Stage) -> None:
+    stage.take_out("g1")
+    stage.document = {**stage.document, "listen": {"http": "127.0.0.1:9000"}}
+    plan = stage.plan()
+    rollout = carried_out(plan, "gateway-head")
+    assert not plan.has_no_scheduler(rollout.without_scheduler)
+    assert (rollout.stay_drained, rollout.is_over) == ([], True)
+    assert "remove" in {step.what for step in rollout.done}
+
+
+def test_one_after_the_other_ends_at_one_that_does_not_start(stage: Stage) -> None:
+    stage.document = {**stage.document, "listen": {"http": "127.0.0.1:9000"}}
+    rollout = carried_out(stage.plan(), "gateway-g1", is_rolling=True)
+    assert not any(step.phase is Phase.GATEWAYS for step in rollout.done)
+
+
+def test_one_that_does_not_start_is_said_and_not_waited_for(stage: Stage) -> None:
+    stage.document = {**stage.document, "listen": {"http": "127.0.0.1:9000"}}
+    run_files_of_head = {"run_files": [{"role_id": "gateway-head", "addresses": {}}]}
+    failing = FabricError("it ends at once")
+    hosts = Hosts({"start gateway-g1": failing, "run_files": run_files_of_head})
+    connections = cast("dict[str, HostConnection]", {one: HostOf(hosts, one) for one in stage.facts})
+    cluster = DeployedCluster(
+        stage.source.config, stage.inventory, connections, cast("MonotonicClock", Clock())
+    )
+    result = Deployment(stage.source, cluster).carry_out(stage.plan(), lambda *_: None)
+    assert (result.failed, result.exit_code) == ({"g1": "it ends at once"}, EXIT_PARTIAL)
+    assert (result.problems, hosts.asked.count("health")) == ([], 1)
 
 
 @pytest.mark.parametrize("failing", ["g2", ""])
@@ -234,7 +321,7 @@ def test_a_rollback_to_where_there_was_none_ends_it_and_the_next_one_brings_it_b
     cluster_with(stage, gateway=GATEWAY)
     without = stage.facts["g1"]
     assert isinstance(without, HostFacts)
-    assert "has no gateway" not in lines(stage.plan())
+    assert started(stage.plan()) == {"gateway-g1", "gateway-head"}
     restart = plan_restart(stage.inventory, stage.facts, stage.goods, stage.source.config.deploy, ())
     assert not any("gateway" in step.detail for step in restart.steps), "it has not been started yet"
     asked_for = ("gateway-head",)
@@ -262,6 +349,11 @@ def test_a_rollback_goes_back_to_the_port_before(stage: Stage) -> None:
     plan = rollback(stage)
     assert started(plan) == {"gateway-g1", "gateway-head"}
     assert all(first in step.request["script"] for step in plan.steps if step.what == "start")
+    restart = plan_restart(
+        stage.inventory, stage.facts, stage.goods, stage.source.config.deploy, ["gateway-g1"]
+    )
+    details = [step.detail for step in (*plan.steps, *restart.steps) if step.what == "start"]
+    assert not any("port" in detail for detail in details), "the file has another one"
 
 
 @pytest.mark.parametrize(
@@ -272,6 +364,7 @@ def test_a_rollback_goes_back_to_the_port_before(stage: Stage) -> None:
         ({"http": "127.0.0.1:0", "grpc": "127.0.0.1:8000"}, {}, "listen.grpc: is 'g1:8000', where listen.http is"),
         ({"http": "127.0.0.1:8003", "metrics": "10.0.0.1:8002"}, {}, "where the page of metrics of frontend-0 is"),
         ({"http": "127.0.0.1:8003", "metrics": "127.0.0.1:8002"}, {}, ""),
+        ({"http": "127.0.0.1:8080", "control": "tcp://10.0.0.1:8080"}, {}, r"listen\.http: is '10\.0\.0\.1:8080', where listen\.control of scheduler-0 is"),
         ({"http": "127.0.0.1:5551"}, {"schedulers": [{"host": "head"}, {"host": "g2", "standby": True, "port": 5551}]}, ""),
     ],
 )  # fmt: skip
@@ -299,6 +392,33 @@ def test_a_port_that_somebody_else_has_stops_the_host_though_the_gateway_runs_at
         ]
     }
     assert "gateway-g1" not in started(plan)
+
+
+def test_a_port_that_a_gateway_leaves_too_late_stops_the_host(stage: Stage) -> None:
+    stage.document = {**stage.document, "listen": {"http": "127.0.0.1:9000", "client": "tcp://10.0.0.1:8080"}}
+    stage.changed("head", taken={"frontend-0": [(8080, "gateway-head")]})
+    assert stage.plan().problems == {
+        "head": [
+            "port 8080 of frontend-0 is that of gateway-head, which leaves it only after that: first run `tenuto deploy up` with another port for frontend-0, then with this one (cluster.schedulers[].port, listen.client)"
+        ]
+    }
+    stage.changed("head", taken={"gateway-head": [(9000, "frontend-0")]})
+    assert stage.plan().problems == {}, "it leaves it before that"
+
+
+def test_what_no_plan_carries_is_not_asked_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no tokens here. What is carried is looked at before a host is asked."""
+    stage.document = {**stage.document, "deploy": {}}
+    stage.done(stage.plan())
+    monkeypatch.setattr(shell, "own_wheel", lambda: OWN)
+    monkeypatch.setattr(shell, "_keys", lambda *_: ({}, {}))
+    monkeypatch.setattr(Deployment, "facts", lambda _: stage.facts)
+    deployment = Deployment(stage.source, cluster_of(stage))
+    assert deployment.plan_restart(["gateway-g1"]).problems == {}
+    assert deployment.plan_rollback().steps == ()
+    monkeypatch.setattr(Deployment, "facts", lambda _: pytest.fail("hosts are asked"))
+    with pytest.raises(ConfigError, match="/here/tokens cannot be read"):
+        deployment.plan()
 
 
 def test_what_a_gateway_would_refuse_is_refused_before_it_is_carried(tmp_path: Path) -> None:
@@ -337,7 +457,7 @@ def test_gateways_are_waited_for_and_where_they_serve_is_said(
     found = cluster_of(
         stage,
         head=Told(unready, unready, health(""), run_files("gateway-head")),
-        g1=Told(others, run_files("gateway-other")),
+        g1=Told(others, run_files("gateway-other"), {"roles": {"frontend-1": ""}}),
     )
     said: list[tuple[str, str]] = []
     endpoints, problems = found.until_gateways_serve((), lambda *line: said.append(line))
@@ -352,3 +472,10 @@ def test_gateways_are_waited_for_and_where_they_serve_is_said(
         f"gateway-head: is not ready: {unready['said']}",
     ]
     assert found.clock.now_ms() - asked_at_ms >= GATEWAY_LIMIT_MS
+    absent = (health(""), run_files("gateway-other"), {"roles": {"gateway-g1": "stamp"}})
+    found = cluster_of(stage, g1=Told(*absent * 99))
+    assert found.until_gateways_serve(("head",), lambda *_: None)[1] == [
+        "gateway-g1: is not ready: it has not come up"
+    ]
+    found = cluster_of(stage, g1=Told(*absent, health(""), run_files("gateway-g1")))
+    assert found.until_gateways_serve(("head",), lambda *_: None)[1] == []

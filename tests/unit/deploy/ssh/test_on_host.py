@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,9 +16,9 @@ from deploy.ssh import connection
 from deploy.ssh.config_bundle import Source, carried_config
 from deploy.ssh.connection import HostConnection
 from deploy.ssh.facts import facts_from
-from deploy.ssh.on_host import requests
+from deploy.ssh.on_host import looking, requests
 from deploy.ssh.on_host.folders import Place, file_system
-from deploy.ssh.on_host.looking import facts, port_holder, taken_of
+from deploy.ssh.on_host.looking import NAMELESS, facts, port_holder, taken_of
 from deploy.ssh.on_host.system import MARK, Refused, sha256
 from deploy.ssh.steps import SentFile
 from fabric.errors import ConfigError, FabricError, PeerLost
@@ -49,15 +50,33 @@ def test_a_host_tells_what_it_is_and_changes_nothing(place: Place, tmp_path: Pat
         facts_from({"state": {}}, 0, 0)
 
 
-def test_a_port_that_is_taken_has_a_holder_with_a_name() -> None:
+def test_a_port_that_is_taken_has_a_holder_with_a_name(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"(process {os.getpid()})" in port_holder(port)
-        assert port_holder(port, [os.getpid()]) == "", "of a role of ours"
-        assert taken_of([1, port], ()) == [(port, port_holder(port))]
-    assert port_holder(1) == ""
+        holder = port_holder(port, {})
+        assert f"(process {os.getpid()})" in holder
+        ours = {"gateway-a": os.getpid()}
+        assert taken_of("frontend-0", [1, port], {}) == [(port, holder)]
+        assert taken_of("frontend-0", [1, port], ours) == [(port, "gateway-a")]
+        assert taken_of("gateway-a", [1, port], ours) == []
+        manager = mock.Mock(running=lambda: {"gateway-a"}, known=lambda: {"gateway-a"})
+        monkeypatch.setattr(looking, "manager_of", lambda _: manager)
+        wanted = {"ports": {"gateway-a": [port], "frontend-0": [port]}}
+        assert facts(place, wanted)["taken"] == {"frontend-0": [(port, holder)]}, "it may be coming up there"
+        place.run_dir.mkdir(parents=True)
+        (place.run_dir / "gateway-a.json").write_text(f'{{"pid": {os.getppid()}}}')
+        assert facts(place, wanted)["taken"] == {one: [(port, holder)] for one in wanted["ports"]}
+    assert port_holder(1, {}) == ""
+
+
+def test_a_role_that_serves_may_be_one_whose_files_nobody_may_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(looking, "port_holder", lambda *_: NAMELESS)
+    assert taken_of("gateway-a", [80], {"gateway-a": 7}) == []
+    assert taken_of("gateway-a", [80], {"frontend-0": 7}) == [(80, NAMELESS)]
 
 
 def test_a_host_without_the_command_says_so_and_that_is_an_answer(place: Place) -> None:

@@ -206,21 +206,25 @@ def test_a_hosts_gateway_listens_at_its_address_with_the_files_ports(
     keys = {"keys": "keys"}
     config = parsed({**placed, "gateway": {"token_file": "tokens"}}, listen=listen, security=keys)
     where = Whereabouts(config, tmp_path, is_here=False)
-    found = where.gateway("b")
+    found = where.gateway("b", {})
     assert (found.http, found.grpc) == (http, grpc)
     assert found.token_file == config.gateway.token_file
     with pytest.raises(ConfigError, match=r"--node: the file has no frontend on 'c'; it has some on a, b"):
-        where.gateway("c")
+        where.gateway("c", {})
 
 
-def test_a_hosts_gateway_that_others_reach_needs_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_one_given", [False, True])
+def test_a_hosts_gateway_that_others_reach_needs_tokens(tmp_path: Path, *, is_one_given: bool) -> None:
     placed = {"frontends": [{"host": "a"}, {"host": "b"}], "addresses": {"a": "127.0.0.1", "b": "10.0.0.2"}}
     where = Whereabouts(parsed({**placed, "gateway": {}}, security={"keys": "keys"}), tmp_path, is_here=False)
-    assert where.gateway("a").http == "127.0.0.1:8000"
+    assert where.gateway("a", {}).http == "127.0.0.1:8000"
     with pytest.raises(
-        ConfigError, match=r"--node: is .10\.0\.0\.2:8000., which others can reach: that needs"
+        ConfigError, match=r"--node: is .10\.0\.0\.2:800[01]., which others can reach: that needs"
     ):
-        where.gateway("b")
+        where.gateway("b", {"http": "127.0.0.1:8000"} if is_one_given else {})
+    given = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
+    found = where.gateway("b", given)
+    assert {"http": found.http, "grpc": found.grpc} == given
 
 
 def test_schedulers_of_several_hosts_know_each_other_and_everybody_knows_all(tmp_path: Path) -> None:

@@ -195,6 +195,12 @@ def test_a_model_with_heads_is_loaded_and_unloaded_by_its_name_though_frontends_
     assert [type(one) for one in changes] == [ModelsAdd, ModelsRemove]
 
 
+def test_models_of_the_file_are_listed_where_they_may_be_loaded(tmp_path: Path) -> None:
+    """Another file does not start a gateway again through which none may be."""
+    for is_open in (True, False):
+        assert Repository({"m": {}}, tmp_path, tmp_path, is_open=is_open).names == (("m",) if is_open else ())
+
+
 @pytest.mark.parametrize(
     "config",
     [
