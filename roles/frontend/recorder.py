@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from fabric.errors import NoReplica, WorkerLost
+from fabric.errors import DeadlineExceeded, Internal, NoReplica, Overloaded, WorkerLost
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.limits import ago_ms
 from fabric.messages import (
@@ -39,6 +39,8 @@ ABANDONED: Final = "abandoned"
 GOOD, LATE = "good", "late"
 UNSERVED: Final = (NoReplica.code, WorkerLost.code)
 """Refused for want of a slice."""
+REFUSED_BY_US: Final = (*UNSERVED, DeadlineExceeded.code, Overloaded.code, Internal.code)
+"""Each is shown as 0 from the beginning: Prometheus sees no increase where a series begins."""
 STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
 SAMPLE_MS: Final = 20.0
 REMEMBERED_MAX: Final = 16_384
@@ -96,7 +98,7 @@ class ModelCounts:
         self.stages_ms = [0.0] * len(STAGES)
         self.asked = 0
         """Taken on or turned away."""
-        self.outcomes: Counter[str] = Counter({GOOD: 0, LATE: 0})
+        self.outcomes: Counter[str] = Counter(dict.fromkeys((GOOD, LATE, *REFUSED_BY_US), 0))
         self.arrivals = MinuteBins(ARRIVAL_BIN_MS)
         self.bad_lately = MinuteBins(BAD_BIN_MS)
         self.unserved_lately = MinuteBins(BAD_BIN_MS)
