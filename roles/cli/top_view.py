@@ -38,7 +38,7 @@ KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one look at a cluster found, at `at_ms` on the looker's clock. `late`: late and refused requests, newest first."""
+    """What one look at a cluster found that began at `at_ms` on the looker's clock. `late`: late and refused requests, newest first."""
 
     at_ms: float
     told_at: str
