@@ -267,7 +267,7 @@ CASES: dict[str, tuple[Cause, str, Callable[[], Situation]]] = {
     ),
     "a starved host": (
         Cause.HOST,
-        "timers of scheduler-0 are 14 ms late",
+        "imers of scheduler-0 are 14 ms late (p99 since its start)",
         lambda: observed(
             document(), 5.0, network=NetworkConfig(jitter_ms=6.0), late_timers_ms={"scheduler-0": 14.0}
         ),
