@@ -156,7 +156,9 @@ def foreign_fabric() -> str | None:
 
 def run() -> None:
     """Run the command line; every error ends in one readable line on stderr and its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it does not have are shown as ?, as stderr shows them its way
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # letters that it does not have are shown as ?, as stderr shows them its way
         sys.stdout.reconfigure(errors="replace")
     try:
         _run()

@@ -92,9 +92,7 @@ def facts_of(run_dir: Path, keyring: Keyring | None) -> Facts:
     now_ms = clock.now_ms()
     late = [one for one in requests if now_ms - one.ended_at_ms < LATE_MS]
     late.sort(key=lambda one: -one.ended_at_ms)
-    return Facts(
-        at_ms, WallClock().time_of_day(), report, live.models, late, sorted({*live.silent, *silent})
-    )
+    return Facts(at_ms, WallClock().time_of_day(), report, live.models, late, sorted({*live.silent, *silent}))
 
 
 def _plain(facts: Facts) -> dict[str, object]:

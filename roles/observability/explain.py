@@ -149,9 +149,7 @@ def _behind(
     return dict(sorted(behind.items(), key=lambda one: -one[1]))
 
 
-def _places(
-    request: RequestSeen, own: BatchSeen | None, hosting: Collection[SliceId]
-) -> Collection[SliceId]:
+def _places(request: RequestSeen, own: BatchSeen | None, hosting: Collection[SliceId]) -> Collection[SliceId]:
     if request.has_run:
         return (request.ledger.slice_id,)
     return hosting if own is None else (own.slice_id,)

@@ -124,9 +124,7 @@ class Situation:
     def _batches_played(self) -> list[BatchSeen]:
         """Of the minute, and of the shard whose minute it is: its models are of no other."""
         models = {model.model_id for model in self.minute.config.models}
-        return [
-            one for one in self.batches if one.model_id in models and one.entry.ended_ago_ms <= MINUTE_MS
-        ]
+        return [one for one in self.batches if one.model_id in models and one.entry.ended_ago_ms <= MINUTE_MS]
 
     def _profile_ms(
         self, model_id: ModelId, batches: Sequence[BatchSeen]

@@ -34,7 +34,9 @@ def test_frontends_are_added_up_and_what_clients_did_is_nobodys_fault() -> None:
 
 
 def test_what_stages_asked_is_added_up_too() -> None:
-    its = together([replace(told(60, 0, (60, 0, 0, 0)), stage_asked=50, stage_good=40), told(1, 0, (1, 0, 0, 0))])
+    its = together(
+        [replace(told(60, 0, (60, 0, 0, 0)), stage_asked=50, stage_good=40), told(1, 0, (1, 0, 0, 0))]
+    )
     assert (its.stage_rate_rps, its.stage_goodput_rps) == (5.0, 4.0)
 
 
