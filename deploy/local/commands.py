@@ -95,10 +95,10 @@ def up(
     """
     is_child = die_with_parent()
     set_up_descriptors()
-    said = DEFAULT_CONFIG
+    said, has_page = DEFAULT_CONFIG, False
     if file is not None:
         said = read_text(file)
-        load_config(file, text=said)
+        has_page = load_config(file, text=said).listen.page is not None
     home = chosen_run_dir(run_dir_option)
     if file is not None and file.absolute() == _copy_of(file, home.path).absolute():
         raise ConfigError(
@@ -116,7 +116,7 @@ def up(
             *(["--run-dir", str(home.path)] if run_dir_option else []),
             *([] if together is None else ["--together" if together else "--apart"]),
         ]
-        up_file = start_detached(arguments, home.path, is_removed=home.is_new)
+        up_file = start_detached(arguments, home.path, is_removed=home.is_new, has_page=has_page)
         _show_start(up_file, (), home.path, as_json=as_json)
         if goes_at_logout(home.path):
             remark([f"{home.path} goes when you log out; {_LINGER}"])
@@ -124,7 +124,8 @@ def up(
     # From here on a signal is a wish to end in order, so it is listened to before the first file is written.
     with StopSignal(is_child=is_child) as stop:
         set_up_logging("up")
-        with claim(home.path, is_removed=remove_run_dir or home.is_new, lock=lock):
+        is_removed = remove_run_dir or home.is_new
+        with claim(home.path, is_removed=is_removed, lock=lock, has_page=has_page):
             forget_former_log(home.path)
             outcome, problems = _run(file, said, home.path, stop, together=together, as_json=as_json)
             if outcome.exit_code == 0:

@@ -81,14 +81,16 @@ def _begun(run_dir: Path) -> tuple[UpFile, int]:
     raise nothing_runs(run_dir)
 
 
-def start_detached(arguments: Sequence[str], run_dir: Path, *, is_removed: bool) -> UpFile:
+def start_detached(
+    arguments: Sequence[str], run_dir: Path, *, is_removed: bool, has_page: bool = False
+) -> UpFile:
     """Start `tenuto up` with these arguments in a session of its own, and wait until everything serves.
 
     Its log goes to `up.log` in the run directory, which goes at its end if `is_removed`. Raises what it ended
-    with instead, with its last line.
+    with instead, with its last line. `has_page`: it is to serve a page of its own.
     """
     is_removed = is_removed or not run_dir.exists()
-    lock = take(run_dir)  # before the log of who has it is touched
+    lock = take(run_dir, has_page=has_page)  # before the log of who has it is touched
     flags = [*(["--remove-run-dir"] if is_removed else []), "--lock", str(lock)]
     try:
         up_file = _start([*arguments, *flags], run_dir, lock)

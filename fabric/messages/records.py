@@ -104,6 +104,7 @@ class ModelFigures(Value, frozen=True):
     """What became of a model's requests in the last `window_ms`: `asked` came, `good` and `late` ones were answered.
 
     `refused`: the others by code. `answered`: how many of the answered ones took up to each of `bounds_ms`, and more than the last.
+    `stage_asked`, `stage_good`: of `asked` and `good` those that stages of applications asked, and no client.
     """
 
     model_id: ModelId
@@ -115,6 +116,8 @@ class ModelFigures(Value, frozen=True):
     refused: dict[str, float]
     bounds_ms: Listed[float]
     answered: Listed[int]
+    stage_asked: int = 0
+    stage_good: int = 0
 
 
 class FiguresListed(Message, frozen=True, tag=85):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -155,6 +156,10 @@ def foreign_fabric() -> str | None:
 
 def run() -> None:
     """Run the command line; every error ends in one readable line on stderr and its exit code."""
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # letters that it does not have are shown as ?, as stderr shows them its way
+        sys.stdout.reconfigure(errors="replace")
     try:
         _run()
     except OSError as error:

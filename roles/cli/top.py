@@ -84,14 +84,16 @@ def top(
 
 def facts_of(run_dir: Path, keyring: Keyring | None) -> Facts:
     """One look. Raises PeerLost where there is no cluster."""
+    clock = MonotonicClock()
+    at_ms = clock.now_ms()  # schedulers are asked first, and then whoever may be silent
     report = look(run_dir, keyring)
     live = live_figures(report.processes, keyring)
     requests, silent = newest_bad_of_all(report, keyring)
-    now_ms = MonotonicClock().now_ms()
+    now_ms = clock.now_ms()
     late = [one for one in requests if now_ms - one.ended_at_ms < LATE_MS]
     late.sort(key=lambda one: -one.ended_at_ms)
     return Facts(
-        now_ms,
+        at_ms,
         WallClock().time_of_day(),
         report,
         live.models,

@@ -38,7 +38,7 @@ KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one look at a cluster found, at `at_ms` on the looker's clock. `late`: late and refused requests, newest first."""
+    """What one look at a cluster found that began at `at_ms` on the looker's clock. `late`: late and refused requests, newest first."""
 
     at_ms: float
     told_at: str
@@ -257,8 +257,9 @@ class TopView:
         if self.is_paused:
             words.append("PAUSED")
         trouble = self._trouble or ", ".join(f"{role_id} does not answer" for role_id in facts.silent)
-        rates = [one.rate_rps for one in facts.live.values()]
-        good = [one.goodput_rps for one in facts.live.values()]
+        # What stages ask is in their applications' own requests.
+        rates = [one.rate_rps - one.stage_rate_rps for one in facts.live.values()]
+        good = [one.goodput_rps - one.stage_goodput_rps for one in facts.live.values()]
         second = Text(
             f"{brief(sum(rates))} r/s, {brief(sum(good))} good; sorted by {list(SORTS)[self._sort]}"
         )

@@ -657,7 +657,7 @@ class FrontendCore:
             match step:
                 case AskTask(request, info, specs):
                     self._counts["tasks"] += 1
-                    self.recorder.asked(request.model_id, self._now_ms)
+                    self.recorder.asked(request.model_id, self._now_ms, is_of_stage=True)
                     self._requests.take_on(request, info, specs)
                 case CancelTask(request):
                     if self._now_ms >= request.due_at_ms:

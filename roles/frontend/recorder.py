@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from fabric.errors import NoReplica, WorkerLost
+from fabric.errors import DeadlineExceeded, Internal, NoReplica, Overloaded, WorkerLost
 from fabric.ids import BatchId, ModelId, SliceId
 from fabric.limits import ago_ms
 from fabric.messages import (
@@ -39,6 +39,8 @@ ABANDONED: Final = "abandoned"
 GOOD, LATE = "good", "late"
 UNSERVED: Final = (NoReplica.code, WorkerLost.code)
 """Refused for want of a slice."""
+REFUSED_BY_US: Final = (*UNSERVED, DeadlineExceeded.code, Overloaded.code, Internal.code)
+"""Each is shown as 0 from the beginning: Prometheus sees no increase where a series begins."""
 STAGES: Final = ("preprocess", "held", "waited", "transfer", "queue", "gpu", "return")
 SAMPLE_MS: Final = 20.0
 REMEMBERED_MAX: Final = 16_384
@@ -83,6 +85,9 @@ class ModelCounts:
         "outcomes",
         "sample_at_ms",
         "slo_ms",
+        "stage_asked",
+        "stage_good",
+        "stage_seconds",
         "stages_ms",
         "unserved_lately",
         "waited",
@@ -96,7 +101,9 @@ class ModelCounts:
         self.stages_ms = [0.0] * len(STAGES)
         self.asked = 0
         """Taken on or turned away."""
-        self.outcomes: Counter[str] = Counter({GOOD: 0, LATE: 0})
+        self.stage_asked = self.stage_good = 0
+        """Of these and of the good ones: what stages of applications asked, and no client."""
+        self.outcomes: Counter[str] = Counter(dict.fromkeys((GOOD, LATE, *REFUSED_BY_US), 0))
         self.arrivals = MinuteBins(ARRIVAL_BIN_MS)
         self.bad_lately = MinuteBins(BAD_BIN_MS)
         self.unserved_lately = MinuteBins(BAD_BIN_MS)
@@ -105,10 +112,12 @@ class ModelCounts:
         self.good: deque[_Ended] = deque()
         self.sample_at_ms = -1e18
         self.last_seconds = LastSeconds()
+        self.stage_seconds = LastSeconds()
 
     def copy(self, now_ms: float) -> None:
         """As they are before anything is counted of the second that begins."""
         self.last_seconds.copy(now_ms, self.asked, self.outcomes, self.latency.counts)
+        self.stage_seconds.copy(now_ms, self.stage_asked, {GOOD: self.stage_good}, ())
 
     def refused(self, code: str, now_ms: float) -> bool:
         """One more with that code; whether that is no fault of its client's."""
@@ -141,7 +150,7 @@ class RequestRecorder:
             self._models[model.model_id] = counts
         self._kept_max = max(REMEMBERED_MIN, REMEMBERED_MAX // 2 // max(1, len(self._models)))
 
-    def asked(self, model_id: ModelId, now_ms: float) -> None:
+    def asked(self, model_id: ModelId, now_ms: float, *, is_of_stage: bool = False) -> None:
         """A request was taken on."""
         counts = self._models.get(model_id)
         if counts is None:
@@ -149,6 +158,7 @@ class RequestRecorder:
         if now_ms >= counts.last_seconds.next_at_ms:
             counts.copy(now_ms)
         counts.asked += 1
+        counts.stage_asked += is_of_stage
         counts.arrivals.note(now_ms)
 
     def answered(self, request: Request, ledger: Ledger, now_ms: float) -> None:
@@ -175,6 +185,7 @@ class RequestRecorder:
             self._keep(counts.bad, request, LATE, "", ledger, now_ms)
             return
         counts.outcomes[GOOD] += 1
+        counts.stage_good += request.task is not None
         if now_ms >= counts.sample_at_ms:
             counts.sample_at_ms = now_ms + SAMPLE_MS
             self._keep(counts.good, request, GOOD, "", ledger, now_ms)
@@ -274,6 +285,7 @@ class RequestRecorder:
     def _figures(self, model_id: ModelId, now_ms: float) -> ModelFigures:
         counts = self._models[model_id]
         lately = counts.last_seconds.until(now_ms, counts.asked, counts.outcomes, counts.latency.counts)
+        stages = counts.stage_seconds.until(now_ms, counts.stage_asked, {GOOD: counts.stage_good}, ())
         refused = {code: float(count) for code, count in lately.outcomes.items() if code not in (GOOD, LATE)}
         return ModelFigures(
             model_id,
@@ -285,6 +297,8 @@ class RequestRecorder:
             refused,
             counts.latency.bounds,
             lately.latencies,
+            stages.asked,
+            stages.outcomes.get(GOOD, 0),
         )
 
     def _kept(self, asked: RecordsAsked) -> Iterator[Iterator[_Ended]]:

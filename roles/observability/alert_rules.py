@@ -71,7 +71,8 @@ def _rates() -> Iterator[dict[str, Any]]:
         # A model of which nothing was good has no series of that outcome: its bad rate is 1 all the same.
         expression = f"1 - ({good(window)} or 0 * {served(window)}) / ({served(window)} > 0)"
         yield {"record": f"tenuto:bad_ratio:rate{window}", "expr": expression}
-    requests = f"sum(rate({catalog.REQUESTS.name}[5m])) > 0"
+    # By model those of applications would count once more for each request of a stage: here it is what clients asked of frontends.
+    requests = f'sum(rate({catalog.EVENTS.name}{{event=~"accepted|refused_at_door"}}[5m])) > 0'
     yield {
         "record": "tenuto:cpu_seconds_per_request:rate5m",
         "expr": (

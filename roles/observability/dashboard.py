@@ -77,7 +77,7 @@ def dashboard_of(config: ClusterConfig) -> dict[str, Any]:
 
 
 def _rows(config: ClusterConfig) -> Iterator[tuple[str, Sequence[Panel]]]:
-    yield "Models", _overview()
+    yield "Models", _overview(config)
     for model in config.models[:MODELS_MAX]:
         yield f"{model.name}: SLO {shown_ms(model.slo_ms)}", _model(model)
     yield "GPUs and slices", _gpus()
@@ -85,9 +85,10 @@ def _rows(config: ClusterConfig) -> Iterator[tuple[str, Sequence[Panel]]]:
     yield "Schedulers and plan", _plan()
 
 
-def _overview() -> Sequence[Panel]:
+def _overview(config: ClusterConfig) -> Sequence[Panel]:
     return (
-        Panel("goodput", "reqps", ((good(_WINDOW), "{{model}}"),), is_stacked=True),
+        # A request of an application is one of its stages' models too: as one pile it would be there several times.
+        Panel("goodput", "reqps", ((good(_WINDOW), "{{model}}"),), is_stacked=not config.applications),
         Panel("bad rate", "percentunit", (("tenuto:bad_ratio:rate5m", "{{model}}"),), mark=0.01),
         Panel(
             "requests that were not good, by outcome",

@@ -301,7 +301,7 @@ def _host(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         Cause.HOST,
         _weight(late_ms, evidence),
-        f"timers of {role_id} are {shown_ms(late_ms)} late (p99): its host's cores are taken by others, or sleep too deeply",
+        f"timers of {role_id} are {shown_ms(late_ms)} late (p99 since its start): its host's cores are taken by others, or sleep too deeply",
         "give the host more cores or fewer processes; tenuto doctor says what else (docs/results/performance.md: cores that go idle come back late)",
         role_id,
     )

@@ -10,7 +10,7 @@ from fabric.errors import DeadlineExceeded, NoReplica
 from fabric.ids import ModelId, SliceId
 from fabric.messages import BatchEntry
 from roles.observability.absences import absences_of, during, gone, second_replica
-from roles.observability.diagnosis import Finding
+from roles.observability.diagnosis import Cause, Finding
 from roles.observability.remembered import AbsenceSeen, BatchSeen, RequestSeen, batch_of
 from roles.observability.units import shown_ms
 
@@ -63,7 +63,7 @@ def explain(
     sentences = [
         _verdict(request),
         *_stages(request, own),
-        *_competition(request, behind, hosting),
+        *_competition(request, own, behind, hosting),
         *_kept_back(request, own, alone_ms),
         *_alone(request, alone_ms),
         *(_no_slice(request, hosting, absences) or _counterfactuals(request, met, run_ms)),
@@ -139,9 +139,7 @@ def _behind(
     from_ms, until_ms = _waiting_span(request, own)
     if request.has_run:  # what it was held before was not the others' doing
         from_ms = max(from_ms, until_ms - _forced_ms(request))
-        places: Collection[SliceId] = (request.ledger.slice_id,)
-    else:
-        places = (own.slice_id,) if own is not None else hosting
+    places = _places(request, own, hosting)
     behind: Behind = defaultdict(float)
     for batch in batches:
         if batch.slice_id in places and batch is not own:
@@ -151,12 +149,20 @@ def _behind(
     return dict(sorted(behind.items(), key=lambda one: -one[1]))
 
 
+def _places(request: RequestSeen, own: BatchSeen | None, hosting: Collection[SliceId]) -> Collection[SliceId]:
+    if request.has_run:
+        return (request.ledger.slice_id,)
+    return hosting if own is None else (own.slice_id,)
+
+
 def _forced_ms(request: RequestSeen) -> float:
     ledger = request.ledger
     return ledger.waited_ms + ledger.transfer_ms + ledger.queue_ms
 
 
-def _competition(request: RequestSeen, behind: Behind, hosting: Collection[SliceId]) -> Iterator[str]:
+def _competition(
+    request: RequestSeen, own: BatchSeen | None, behind: Behind, hosting: Collection[SliceId]
+) -> Iterator[str]:
     if not behind:
         if not request.has_run and hosting:
             yield "No batch ran meanwhile where it could have gone."
@@ -170,8 +176,7 @@ def _competition(request: RequestSeen, behind: Behind, hosting: Collection[Slice
         yield f"While it waited the slice was busy with others: {', '.join(parts)}{more}."
         return
     span_ms = max(_WORTH_MS, request.ledger.total_ms)
-    slices = {slice_id for _, slice_id in behind}
-    busy = sum(behind.values()) / span_ms / max(1, len(slices))
+    busy = sum(behind.values()) / span_ms / len(_places(request, own, hosting))
     yield f"Meanwhile the slices where it could have gone were busy {min(1.0, busy):.0%} of the time: {', '.join(parts)}{more}."
 
 
@@ -261,7 +266,10 @@ def _would_have_met(
 def _lately(request: RequestSeen, lately: Sequence[Finding]) -> Iterator[str]:
     if request.is_bad:
         for finding in lately[:_NAMED_MAX]:
-            yield f"In the last minute: {finding.sentence}."
+            if finding.cause is Cause.HOST:  # a process counts that since its start
+                yield f"{finding.sentence[0].upper()}{finding.sentence[1:]}."
+            else:
+                yield f"In the last minute: {finding.sentence}."
 
 
 def _no_slice(

@@ -61,7 +61,7 @@ class Situation:
         counts = self.arrivals.get(model_id, ())
         if counts:
             counts = counts[-round(minute.span_ms / self.bin_ms) :]
-        batches = [one for one in self.batches if one.entry.ended_ago_ms <= MINUTE_MS]
+        batches = self._batches_played
         network = minute.config.network
         hosting = self.hosting.get(model_id, ())
         return Evidence(
@@ -100,9 +100,10 @@ class Situation:
         settings = self.minute.settings
         assert settings is not None, "of a running cluster"
         places = {spec.slice_id: (str(node), spec.gpu) for node, spec in settings.slices}
-        tables = {model_id: self._profile_ms(model_id, self.batches) for model_id in self.arrivals}
+        batches = self._batches_played
+        tables = {model_id: self._profile_ms(model_id, batches) for model_id in self.arrivals}
         ratios: dict[tuple[str, int], dict[ModelId, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for batch, expected in _slowed_by_neighbours(self.minute.config, settings, self.batches):
+        for batch, expected in _slowed_by_neighbours(self.minute.config, settings, batches):
             alone_ms = tables.get(batch.model_id, {}).get((batch.slice_id, batch.entry.batch_size), 0.0)
             if alone_ms > 0:
                 ratios[places[batch.slice_id]][batch.model_id].append(
@@ -112,8 +113,18 @@ class Situation:
             gpu: {model_id: median(its) for model_id, its in models.items() if len(its) >= BATCHES_MIN}
             for gpu, models in ratios.items()
         }
-        returns = [one.ledger.return_ms for one in self.requests if one.has_run]
-        return self.minute.like_live(slowdown, *ways_ms(returns, self.batches))
+        returns = [
+            one.ledger.return_ms
+            for one in self.requests
+            if one.has_run and one.record.ended_ago_ms <= MINUTE_MS
+        ]
+        return self.minute.like_live(slowdown, *ways_ms(returns, batches))
+
+    @property
+    def _batches_played(self) -> list[BatchSeen]:
+        """Of the minute, and of the shard whose minute it is: its models are of no other."""
+        models = {model.model_id for model in self.minute.config.models}
+        return [one for one in self.batches if one.model_id in models and one.entry.ended_ago_ms <= MINUTE_MS]
 
     def _profile_ms(
         self, model_id: ModelId, batches: Sequence[BatchSeen]

@@ -53,7 +53,8 @@ class Feed:
         state = self._shown.state(look, self._lately)
         self._explain(look)
         state["late"] = [
-            {**one, "ago_ms": round(look.at_ms - one["ended_at_ms"])} for one in self._explained.values()
+            {**one, "ago_ms": max(0, round(look.at_ms - one["ended_at_ms"]))}
+            for one in self._explained.values()
         ]
         self._newest += 1
         frame = json.dumps(self._frame(look), separators=(",", ":")).encode()

@@ -63,6 +63,7 @@ class Looks:
             told[role_id] = after._replace(newest=newest)
             batches += its
             from_ms = max(from_ms, its_from_ms)
+        at_ms = self._clock.now_ms()  # what runs while frontends are silent is not in `batches`
         for frontend in frontends_of(alive.values()):
             after = self._told_by(frontend.role_id, _Told(frontend.incarnation, 0, 0))
             newest, seen = self._requests(frontend, after.newest)
@@ -71,7 +72,7 @@ class Looks:
         batches.sort(key=lambda one: one.ended_at_ms)
         requests.sort(key=lambda one: one.ended_at_ms)
         self._told = told
-        return Look(self._clock.now_ms(), report, figures, batches, requests, from_ms)
+        return Look(at_ms, report, figures, batches, requests, from_ms)
 
     def _told_by(self, role_id: str, nothing: _Told) -> _Told:
         told = self._told.get(role_id, nothing)

@@ -1,7 +1,7 @@
 """Questions that take a simulation: each is a `tenuto` command in a child process that makes way for everything else.
 
 A child runs at idle priority (SCHED_IDLE: it gets what nobody else wants), alone, for at most `LIMIT_MS`, in at most
-`MEMORY_BYTES_MAX`, and it ends with the page. Its answer is what the command prints as JSON. Questions are asked on the
+`MEMORY_BYTES_MAX`, and it ends with the page. Its answer is what the command prints as JSON, beside what it remarks on stderr. Questions are asked on the
 server's thread and run on the page's own, which the kernel ties the child's life to.
 """
 
@@ -37,6 +37,8 @@ FACTOR_MIN: Final = 0.1
 FACTOR_MAX: Final = 10.0
 GPUS_MORE_MAX: Final = 16
 NICEST: Final = 19
+_OURS: Final = "tenuto: "
+"""So begins what a command says on stderr."""
 _TOO_LONG: Final = f"it took over {LIMIT_MS / 1e3:.0f} s: this host has no time to spare; in a terminal the command has its turn"
 
 
@@ -200,9 +202,11 @@ class Questions:
             said = running.said.read(ANSWER_BYTES_MAX + 1)
             complaint = running.complaint.read(2_000).decode(errors="replace").strip()
         if code == 0 and len(said) <= ANSWER_BYTES_MAX:
-            answer = b'{"answer": ' + said.strip() + b"}"
+            lines = complaint.splitlines()
+            remarks = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
+            answer = b'{"answer": ' + said.strip() + b', "remarks": ' + json.dumps(remarks).encode() + b"}"
         else:
-            reason = _TOO_LONG if code is None else complaint.removeprefix("tenuto: ")
+            reason = _TOO_LONG if code is None else complaint.removeprefix(_OURS)
             answer = _error(reason or f"the command ended with {code}")
         self._answer(running.asked, answer)
         self._running = None

@@ -12,7 +12,7 @@ from roles.runtime.running_cluster import ClusterReport
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All moments are on the clock of whoever looked, at `at_ms`.
+    """All moments are on the clock of whoever looked; at `at_ms` all `batches` were told, requests may have ended later.
 
     `batches`, `requests`: those that ended since the last look, oldest first; of the batches that ended before `from_ms` some may be missing.
     """

@@ -27,6 +27,7 @@ class LiveModel:
 
     `dropped`: refused through no fault of their clients, by code. `p50_ms`, `p99_ms`: from the frontend's receipt to its answer, read off
     a histogram whose buckets are an eighth of the SLO and more; None: none was answered. More than four SLOs are told as four.
+    `stage_rate_rps`, `stage_goodput_rps`: the part of the rates that stages of applications asked, and no client.
     """
 
     model_id: ModelId
@@ -39,6 +40,8 @@ class LiveModel:
     bad_rate: float | None
     p50_ms: float | None
     p99_ms: float | None
+    stage_rate_rps: float = 0.0
+    stage_goodput_rps: float = 0.0
 
     @property
     def drops(self) -> int:
@@ -125,6 +128,8 @@ def together(several: Sequence[ModelFigures]) -> LiveModel:
         1 - good / ended if ended else None,
         percentile(first.bounds_ms, answered, 0.5),
         percentile(first.bounds_ms, answered, 0.99),
+        sum(1e3 * one.stage_asked / one.window_ms for one in several if one.window_ms),
+        sum(1e3 * one.stage_good / one.window_ms for one in several if one.window_ms),
     )
 
 

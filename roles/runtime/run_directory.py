@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from fabric.errors import ConfigError, FabricError, PeerLost
+from fabric.ids import PAGE_ID
 from fabric.json_files import read_json, write_whole
 from roles.runtime.environment import check_ours
 from roles.runtime.identities import ProcessIdentity, named_process, started_at
@@ -82,14 +83,16 @@ def read_up_file(run_dir: Path) -> UpFile | None:
 
 
 @contextlib.contextmanager
-def claim(run_dir: Path, *, is_removed: bool = False, lock: int | None = None) -> Iterator[None]:
+def claim(
+    run_dir: Path, *, is_removed: bool = False, lock: int | None = None, has_page: bool = False
+) -> Iterator[None]:
     """Hold the run directory; at the end nothing of ours is left in it, nor it itself if it was not there.
 
-    `is_removed`: it is not to stay even if it was. `lock`: its, where who started us took it. Raises as `take` does.
+    `is_removed`: it is not to stay even if it was. `lock`: its, where who started us took it. Otherwise as `take`.
     """
     is_removed = is_removed or not run_dir.exists()
     if lock is None:
-        lock = take(run_dir)
+        lock = take(run_dir, has_page=has_page)
     elif not is_at(lock, run_dir / LOCK_FILE):
         raise FabricError(f"descriptor {lock} is not the lock of {run_dir}")
     try:
@@ -102,10 +105,11 @@ def claim(run_dir: Path, *, is_removed: bool = False, lock: int | None = None) -
         give_back(run_dir, lock, is_removed=is_removed)
 
 
-def take(run_dir: Path) -> int:
+def take(run_dir: Path, *, has_page: bool = False) -> int:
     """Make the run directory if it is missing, and lock it: who has that descriptor, or a copy of it, holds the directory.
 
     Raises FabricError when it is not ours alone to write in, another cluster has it, or a role started by hand still runs in it.
+    A page may: it shows the cluster that begins, unless that `has_page` of its own.
     """
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,7 +120,7 @@ def take(run_dir: Path) -> int:
     if lock is None:
         raise runs_already(run_dir)
     try:
-        _refuse_strangers(run_dir)  # before anything of theirs is touched
+        _refuse_strangers(run_dir, has_page=has_page)  # before anything of theirs is touched
     except BaseException:
         give_back(run_dir, lock, is_removed=False)
         raise
@@ -266,8 +270,10 @@ def _living(run_dir: Path) -> list[RunFile]:
     return [run_file for run_file in run_files(run_dir) if run_file.is_alive]
 
 
-def _refuse_strangers(run_dir: Path) -> None:
+def _refuse_strangers(run_dir: Path, *, has_page: bool) -> None:
     for run_file in _living(run_dir):
+        if run_file.role_id == PAGE_ID and not has_page:
+            continue
         raise FabricError(
             f"{run_file.role_id} runs in {run_dir} already as process {run_file.pid}; "
             "end it first, or give this cluster another directory with --run-dir"

@@ -103,12 +103,12 @@ def _served(shards: Sequence[StatusListed]) -> Mapping[ModelId, tuple[ModelInfo,
 
 
 def _counters(shards: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sums; of what is measured in ms the largest."""
+    """Sums; the largest of what is measured in ms, but for CPU time, and of the frontends, which all shards have."""
     total: Counter[str] = Counter()
     largest: dict[str, float] = {}
     for counters in shards:
         for name, value in counters.items():
-            if name.endswith(("_ms", "_ms_max")):
+            if name == "frontends" or (name.endswith(("_ms", "_ms_max")) and name != "cpu_ms"):
                 largest[name] = max(value, largest.get(name, value))
             else:
                 total[name] += value  # type: ignore[assignment]  # numbers of any kind

@@ -282,19 +282,10 @@ def test_a_page_comes_back_when_its_process_is_killed(cluster: TemporaryCluster)
     assert all(others.values())
 
 
-def test_a_page_of_a_cluster_that_is_gone_says_so() -> None:
+def test_a_page_without_a_cluster_says_so_and_shows_one_that_is_started_there() -> None:
     run_dir = Path(tempfile.mkdtemp(prefix="tp-"))  # a short path for sockets
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "roles.cli",
-        "page",
-        "--run-dir",
-        str(run_dir),
-        "--address",
-        "127.0.0.1:0",
-    ]
+    tenuto = [sys.executable, "-P", "-m", "roles.cli"]
+    command = [*tenuto, "page", "--run-dir", str(run_dir), "--address", "127.0.0.1:0"]
     try:
         with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
             try:
@@ -303,6 +294,12 @@ def test_a_page_of_a_cluster_that_is_gone_says_so() -> None:
                 assert "no cluster runs in" in process.stderr.readline()
                 url = process.stdout.readline().strip()
                 served = TemporaryCluster({"page": [url]}, run_dir, process.pid)
+                until(lambda: "no cluster runs in" in feed(served)["trouble"], 30_000.0)
+                with subprocess.Popen([*tenuto, "up", "--run-dir", str(run_dir)], stderr=PIPE) as up:
+                    try:
+                        until(lambda: bool(feed(served)["state"]), 60_000.0)
+                    finally:
+                        up.terminate()
                 until(lambda: "no cluster runs in" in feed(served)["trouble"], 30_000.0)
             finally:
                 process.terminate()

@@ -104,7 +104,7 @@ class AnsweredQuestions(Questions):
             told = {"sentence": HOSTILE, "doubt": "", "models": {"yolo": {"today": one, "then": one}}}
         import json
 
-        return json.dumps({"answer": told}).encode()
+        return json.dumps({"answer": told, "remarks": ["it was not asked"]}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -224,13 +224,14 @@ def test_it_answers_why_and_what_if_and_nothing_said_becomes_html(page: Page) ->
     page.wait_for_selector("#why-findings li", timeout=30_000)
     assert HOSTILE in page.inner_text("#why-findings")
     assert "It misses its SLO of 50 ms: 9 of 90 requests" in page.inner_text("#why-state")
+    assert page.inner_text("#why-state").endswith(". It was not asked.")
     assert page.inner_text("#why-command") == "tenuto why --json -- yolo"
     page.keyboard.press("Escape")
     page.select_option("#wi-model", "yolo")
     page.fill("#wi-rate", "2")
     page.click("#what-if-form button")
     page.wait_for_selector("#wi-rows tr.then", timeout=30_000)
-    assert page.inner_text("#wi-state") == HOSTILE
+    assert page.inner_text("#wi-state") == f"{HOSTILE} It was not asked."
     assert page.inner_text("#wi-command") == "tenuto what-if --json --rate=yolo=2"
     assert HOSTILE in page.inner_text("#plan-lately")
     assert page.locator("main img").count() == 0

@@ -54,7 +54,7 @@ export async function asked(path, fields, onCommand) {
     if (!answer.ok) throw new Error((await answer.text()).trim());
     const told = await answer.json();
     if (told.error) throw new Error(told.error);
-    if (told.answer) return told.answer;
+    if (told.answer) return { ...told.answer, remarks: told.remarks };
   }
   throw new Error("no answer for minutes");
 }

@@ -28,10 +28,15 @@ function showWhy(answer) {
   const count = `${answer.bad} of ${answer.offered} requests of the last ${number(answer.span_s)} s were late or refused (${percent(answer.bad_rate)})`;
   const isFine = !answer.findings.length && answer.bad_rate < 0.01;
   const none = answer.findings.length || isFine ? "" : " Nothing that is measured explains it.";
-  setText(byId("why-state"), answer.offered ? `It ${isFine ? "keeps" : "misses"} its SLO of ${number(answer.slo_ms)} ms: ${count}.${none}` : `No request came in the last ${number(answer.span_s)} s.`);
+  const verdict = answer.offered ? `It ${isFine ? "keeps" : "misses"} its SLO of ${number(answer.slo_ms)} ms: ${count}.${none}` : `No request came in the last ${number(answer.span_s)} s.`;
+  setText(byId("why-state"), withRemarks(verdict, answer));
   byId("why-findings").replaceChildren(...answer.findings.map((finding, at) => make("li", {}, make("b", { text: `${at + 1}. ${finding.cause.replaceAll("_", " ")}` }), make("p", { text: `${finding.sentence}.` }), make("p", { class: "note", text: `${finding.advice}.` }))));
   setHidden(byId("why-remedies"), answer.remedies.length === 0);
   byId("why-rows").replaceChildren(...answer.remedies.map((remedy) => make("tr", {}, make("th", { scope: "row", text: remedy.change }), make("td", { class: "n", text: percent(remedy.bad_rate) }), make("td", { text: remedy.is_enough ? "yes" : "it helps" }))));
+}
+
+function withRemarks(text, { remarks }) {
+  return [text, ...remarks.map((remark) => `${remark[0].toUpperCase()}${remark.slice(1)}.`)].join(" ");
 }
 
 let numbers = new Map();
@@ -68,7 +73,7 @@ export function listenForWhatIf() {
 }
 
 function showAnswer(answer) {
-  setText(byId("wi-state"), `${answer.sentence} ${answer.doubt}`.trim());
+  setText(byId("wi-state"), withRemarks(`${answer.sentence} ${answer.doubt}`.trim(), answer));
   const rows = Object.entries(answer.models).flatMap(([model, { today, then }]) => [row(model, today, "today"), row(model, then, "then")]);
   byId("wi-rows").replaceChildren(...rows);
   setHidden(byId("wi-answer"), false);

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,20 @@ def test_every_command_prints_on_the_plain_console() -> None:
         and str(path.relative_to(ROOT)) not in OWN_WORDS_ONLY
     ]
     assert own == []
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "ascii:surrogateescape"])
+def test_a_terminal_that_has_not_all_letters_gets_question_marks(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "roles.cli", "plan", "examples/cluster.yaml", "--why"],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "40"},
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" in done.stdout
 
 
 def result(**outputs: object) -> InferResult:

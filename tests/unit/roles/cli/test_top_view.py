@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -114,6 +115,15 @@ def test_rates_of_slices_are_of_the_time_between_two_looks() -> None:
     view.found(facts(3_000.0, *THREE, batches=30))
     row = next(line for line in text_of(view.screen(24)) if line.startswith("here/gpu0/0"))
     assert row.split()[-3:] == ["10.0", "40.0", "4.00"]
+
+
+def test_the_first_lines_sum_up_what_clients_asked() -> None:
+    """A request of an application is asked of each of its stages too."""
+    application = live("app", 10.0)
+    stage = replace(live("bert", 30.0), stage_rate_rps=20.0, stage_goodput_rps=15.0)
+    view = TopView()
+    view.found(facts(1_000.0, application, stage))
+    assert text_of(view.screen(24))[1].startswith("20.0 r/s, 25.0 good")
 
 
 def test_keys_end_pause_and_help() -> None:

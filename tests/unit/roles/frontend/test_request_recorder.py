@@ -82,6 +82,16 @@ def test_each_request_has_one_outcome() -> None:
     )  # of no model
 
 
+def test_refusals_of_ours_are_shown_before_the_first_one() -> None:
+    """Prometheus sees no increase in a series that begins with its first value: a short outage would not be there for its rules."""
+    core = linked()
+    ours = {"DeadlineExceeded", "Overloaded", "NoReplica", "WorkerLost", "Internal"}
+    assert counted(core, catalog.REQUESTS) == {(DIGITS, code): 0 for code in {"good", "late"} | ours}
+    core.handle(asked(1, late_ms=200.0), 0.0)
+    (its,) = core.recorder.figures(ModelId(""), 1_000.0).models
+    assert its.refused == {"DeadlineExceeded": 1.0}, "what people read has none that never came"
+
+
 def test_whose_client_leaves_is_abandoned() -> None:
     core = linked()
     core.handle(asked(1), 0.0)

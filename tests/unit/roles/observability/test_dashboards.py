@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from roles.cli.dashboards import dashboards
 from roles.config.metrics_pages import metrics_pages
@@ -130,6 +131,21 @@ def test_expressions_name_only_metrics_that_there_are_with_their_labels() -> Non
         for group in re.findall(r"\b(?:by|on|group_left) \(([^)]*)\)", expression):
             used |= {label.strip() for label in group.split(",")}
         assert used <= labels, expression
+
+
+def test_what_is_summed_over_models_is_what_clients_asked() -> None:
+    """Stages of applications ask models too: such a request is counted for its application and for each of them."""
+    plain = config_of(DOCUMENT)
+    (rates, *_) = rules_of(plain)["groups"]
+    for rule in rates["rules"]:
+        if rule["record"].startswith("tenuto:cpu_seconds_per_request"):
+            assert 'tenuto_events_total{event=~"accepted|refused_at_door"}' in rule["expr"]
+    with_applications = replace(plain, applications=("an application",))
+    stacked = [
+        dashboard_of(config)["panels"][1]["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"]
+        for config in (plain, with_applications)
+    ]
+    assert stacked == ["normal", "none"]
 
 
 def test_every_counter_is_only_ever_asked_for_its_rate_or_increase() -> None:

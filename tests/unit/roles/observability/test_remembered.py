@@ -19,6 +19,7 @@ from fabric.messages import BatchEntry, Ledger, RequestRecord, RequestsRemembere
 from roles.config.read_config import parse_config
 from roles.frontend.arrival_bins import ARRIVAL_BIN_MS, MinuteBins
 from roles.observability.batch_timeline import write_timeline
+from roles.observability.diagnosis import Cause, Finding
 from roles.observability.explain import explain
 from roles.observability.last_minute import minute_from
 from roles.observability.remembered import BatchSeen, CountsSeen, RequestSeen, zero_of_clock_ms
@@ -125,6 +126,29 @@ def test_a_request_that_was_given_up_with_time_left_says_what_that_was_kept_for(
     kept = "left, of which a run alone takes 9.0 ms; the rest is kept back"
     assert any(f"It had 17 ms {kept}" in sentence for sentence in refused(10.0))
     assert not any("kept back" in sentence for sentence in refused(17.5))
+
+
+def test_slices_that_were_idle_are_slices_where_it_could_have_gone() -> None:
+    ledger = Ledger(waited_ms=40.0, total_ms=40.0, request_id="a-1")
+    record = RequestRecord(1, "a-1", OURS, "DeadlineExceeded", "", 0.0, 40.0, ledger, BatchId(0))
+    refused = RequestSeen(record, 1_000.0, 1_040.0)
+    hosting = {HERE, *(SliceId(f"here/gpu{number}/0") for number in (1, 2, 3))}
+    sentences = explain(refused, [batch(1, BERT, 1_000.0, 40.0)], hosting).sentences
+    assert (
+        "Meanwhile the slices where it could have gone were busy 25% of the time:"
+        " 40 ms behind batches of bert on here/gpu0/0."
+    ) in sentences
+
+
+def test_what_a_process_counts_since_its_start_is_not_of_the_last_minute() -> None:
+    findings = [
+        Finding(Cause.HOST, 1.0, "timers of frontend-0 are late (p99 since its start)", "", "frontend-0"),
+        Finding(Cause.BURSTS, 1.0, "requests come in bursts", ""),
+    ]
+    assert explain(late_request(), BATCHES, {HERE}, findings).sentences[-2:] == (
+        "Timers of frontend-0 are late (p99 since its start).",
+        "In the last minute: requests come in bursts.",
+    )
 
 
 def test_what_nothing_explains_is_said_to_be_so() -> None:

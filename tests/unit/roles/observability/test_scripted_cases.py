@@ -219,6 +219,21 @@ def batch(model_id: str, slice_id: str, started_at_ms: float, exec_ms: float) ->
     return BatchSeen(entry, started_at_ms - 1.0, started_at_ms, started_at_ms + exec_ms)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [{"model_id": ModelId("of-another-shard")}, {"ended_ago_ms": 61_000.0}],
+    ids=["another shard", "before"],
+)
+def test_ways_of_another_shard_or_of_before_are_not_the_minutes(odd: dict[str, Any]) -> None:
+    situation = observed(document(), 1.0)
+    others = [
+        dataclasses.replace(one, entry=replace(one.entry, transfer_ms=500.0, **odd))
+        for one in 2 * [*situation.batches]
+    ]
+    mixed = dataclasses.replace(situation, batches=[*situation.batches, *others])
+    assert mixed.like_live().config.network == situation.like_live().config.network
+
+
 def test_a_starved_host() -> None:
     """What a host without cores does to messages is what jitter does; that it is the host its timers say."""
     situation = observed(
@@ -267,7 +282,7 @@ CASES: dict[str, tuple[Cause, str, Callable[[], Situation]]] = {
     ),
     "a starved host": (
         Cause.HOST,
-        "timers of scheduler-0 are 14 ms late",
+        "imers of scheduler-0 are 14 ms late (p99 since its start)",
         lambda: observed(
             document(), 5.0, network=NetworkConfig(jitter_ms=6.0), late_timers_ms={"scheduler-0": 14.0}
         ),

@@ -21,7 +21,7 @@ from fabric.messages import (
     SchedulerStanding,
     StatusListed,
 )
-from roles.page.polling import Looks
+from roles.page.polling import ANSWER_MS, Looks
 from roles.page.snapshot import Look
 from roles.runtime.live_figures import LiveFigures
 from roles.runtime.running_cluster import ActiveScheduler, ClusterReport, ProcessReport
@@ -42,6 +42,7 @@ class Cluster:
         self.silent: set[str] = set()
         self.answers: float = math.inf
         """That it still gives to questions for batches."""
+        self.at_ms = NOW_MS
         self.incarnation = "first"
         self.requests = 0
         self.batches = 0
@@ -51,7 +52,7 @@ class Cluster:
         monkeypatch.setattr("roles.page.polling.ask_role", self._ask)
 
     def now_ms(self) -> float:
-        return NOW_MS
+        return self.at_ms
 
     def takes_over(self, role_id: str, epoch: int, shard: int = 0) -> None:
         self.active[shard] = role_id, epoch
@@ -99,6 +100,7 @@ class Cluster:
         self, addresses: Sequence[str], asked: RecordsAsked, kind: type, *_: Any, server: PeerId, **__: Any
     ) -> Any:
         if addresses[0] in self.silent:
+            self.at_ms += ANSWER_MS
             raise PeerLost("nobody answers")
         if kind is RequestsRemembered:
             numbers = range(self.requests, asked.after, -1)
@@ -203,3 +205,12 @@ def test_batches_between_what_was_told_and_where_a_scheduler_fell_silent_are_tol
     assert cluster.look() == []
     cluster.answers = math.inf
     assert cluster.look() == [*range(4, 2 * RECORDS_MAX + 4)]
+
+
+def test_a_look_is_of_the_moment_of_its_batches_whoever_is_silent_after_it(cluster: Cluster) -> None:
+    """What runs while a silent frontend is waited for is not in it: the slice would seem idle for so long."""
+    cluster.silent = {"frontend-0"}
+    cluster.runs(1)
+    seen = cluster._look()
+    assert cluster.at_ms == NOW_MS + ANSWER_MS
+    assert seen.at_ms == NOW_MS

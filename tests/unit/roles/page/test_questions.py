@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
@@ -111,6 +112,19 @@ def test_a_host_that_has_nothing_left_for_a_command_is_an_answer(
     answer = json.loads(questions.answer(number) or b"")
     assert answer["error"].startswith("this host cannot run the command: ")
     assert not questions.is_busy
+
+
+def test_what_a_command_remarks_is_in_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that a frontend did not answer: the figures are of the others alone."""
+    script = "import sys; print('{}'); print('tenuto: a\\nodd\\ntenuto: b', file=sys.stderr)"
+    monkeypatch.setattr("roles.page.questions.module_command", lambda *_: [sys.executable, "-c", script])
+    questions = Questions(Path("/nowhere"), None, MonotonicClock())
+    number = questions.ask(Question(("why", "m")))
+    questions.turn()
+    assert questions._running is not None
+    questions._running.process.wait(60)
+    questions.turn()
+    assert json.loads(questions.answer(number) or b"") == {"answer": {}, "remarks": ["a", "b"]}
 
 
 @pytest.mark.parametrize("error", [PeerLost("nobody"), OSError(errno.EMFILE, os.strerror(errno.EMFILE))])

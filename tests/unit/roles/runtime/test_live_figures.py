@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fabric.ids import ModelId
 from fabric.messages import ModelFigures
@@ -30,6 +31,13 @@ def test_frontends_are_added_up_and_what_clients_did_is_nobodys_fault() -> None:
     assert its.bad_rate == pytest.approx(60 / 160)
     assert its.p50_ms == pytest.approx(10 * 55 / 60)
     assert its.p99_ms == pytest.approx(20 + 20 * 8.9 / 10)
+
+
+def test_what_stages_asked_is_added_up_too() -> None:
+    its = together(
+        [replace(told(60, 0, (60, 0, 0, 0)), stage_asked=50, stage_good=40), told(1, 0, (1, 0, 0, 0))]
+    )
+    assert (its.stage_rate_rps, its.stage_goodput_rps) == (5.0, 4.0)
 
 
 def test_of_nothing_there_is_no_rate_of_bad_ones_and_no_percentile() -> None:

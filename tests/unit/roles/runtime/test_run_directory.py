@@ -182,6 +182,16 @@ def test_who_is_refused_has_taken_nothing_away(tmp_path: Path, living_pid: int) 
     assert names(tmp_path) == LEFT
 
 
+def test_a_page_that_waits_for_a_cluster_keeps_none_from_starting(tmp_path: Path, living_pid: int) -> None:
+    """It shows one that is started there. Unless that has a page of its own: there can be one."""
+    write_run_file(tmp_path, RunFile("page", living_pid, "x", {}))
+    with claim(tmp_path):
+        assert names(tmp_path) == ["page.json", LOCK_FILE]
+    assert names(tmp_path) == ["page.json"]
+    with pytest.raises(FabricError, match="page runs in"), claim(tmp_path, has_page=True):
+        pytest.fail("claimed")
+
+
 def test_a_cluster_that_ends_leaves_what_a_role_beside_it_has(tmp_path: Path, living_pid: int) -> None:
     with claim(tmp_path):
         for name in LEFT:

@@ -85,6 +85,11 @@ def test_every_stage_has_a_line_and_those_on_the_path_sum_to_the_whole() -> None
     run(stage, "c", 20.0, 2)  # until 30
     assert not stage.answers
     run(stage, "c", 30.0, 3)  # until 40
+    models = stage.core.recorder.figures(ModelId(""), 40.0).models
+    assert {one.model_id: one.stage_asked for one in models} == {"app": 0, "c": 2, "d": 1, "p": 0}
+    assert all(one.stage_good == one.stage_asked for one in models)
+    assert sum(one.asked - one.stage_asked for one in models) == 1
+    assert sum(one.good - one.stage_good for one in models) == 1
     answer = stage.answers[1]
     assert [(line.stage, line.requests, line.is_on_path) for line in answer.stages] == [
         ("detect", 1, True),
