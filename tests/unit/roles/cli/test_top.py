@@ -22,7 +22,7 @@ def test_a_look_is_of_the_moment_when_schedulers_are_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Counts of slices are of then: rates would be too low where roles that are silent were waited for after it."""
-    clock = SimpleNamespace(at_ms=1_000.0, now_ms=lambda: clock.at_ms)
+    clock: Any = SimpleNamespace(at_ms=1_000.0, now_ms=lambda: clock.at_ms)
 
     def waits(found: Any) -> Any:
         clock.at_ms += 1_000.0
