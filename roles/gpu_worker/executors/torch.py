@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,12 @@ from roles.gpu_worker.executors.rank_model import load_first_rank, load_other_ra
 from roles.gpu_worker.executors.stage_model import load_first, load_later
 
 log = logging.getLogger("tenuto")
+
+
+@dataclass(slots=True)
+class _BesideLoad:
+    is_over: bool = False
+    """It came to nothing, and what it took is given back by the next `collect`."""
 
 
 class TorchDevice:
@@ -46,10 +53,10 @@ class TorchDevice:
         self._clock = clock
         self._hosted: dict[SliceId, dict[ModelId, DeviceReplica]] = {}
         self._uses_cuda = False
-        self._tried: set[DeviceReplica] = set()
-        """Models whose sizes loading threads try out: what they take is given back in a moment."""
-        self._is_tried_beside = False
-        """Whether that was so when the last batch began."""
+        self._beside: dict[tuple[SliceId, ModelId], _BesideLoad] = {}
+        """Models that are being loaded beside others: what these lack meanwhile they may have again in a moment."""
+        self._is_loaded_beside = False
+        """Whether there were any when the last batch began."""
         self._parts = {} if parts is None else parts
         self._meeting = meeting
         self._gang = gang
@@ -69,33 +76,46 @@ class TorchDevice:
         """Load the one model of `spec` here and now, on another thread than the device's; steps that warm it there."""
         device = self._device(spec)
         (model,) = spec.models
-        hosted, image = self._made(spec, model, device, is_beside=True)
-        self._tried.add(hosted)
+        of = spec.slice_id, model.model_id
+        load = self._beside[of] = _BesideLoad()
         try:
+            hosted, image = self._made(spec, model, device, is_beside=True)
             hosted.try_sizes(model.slo_ms)
             # What is there when a model is loaded is put out of the collector's sight: no garbage may be among it, such as of
             # a load that failed. This takes a few ms, as what was there before the load is out of its sight already.
             gc.collect()
             empty_cache()  # of the stream of the tries, on which no batch runs
-        finally:
-            self._tried.discard(hosted)
+        except BaseException:
+            load.is_over = True
+            raise
 
         def steps() -> Iterator[ReplicaInfo | None]:
-            for _ in hosted.warming(model.slo_ms):
-                yield None
-            yield self._kept(spec.slice_id, model, hosted, image, device)
+            try:
+                yield None  # begun: however it ends now, that is seen
+                for _ in hosted.warming(model.slo_ms):
+                    yield None
+                replica = self._kept(spec.slice_id, model, hosted, image, device)
+                if self._beside.get(of) is load:
+                    del self._beside[of]
+                yield replica
+            finally:
+                load.is_over = True
 
-        return steps()
+        begun = steps()
+        next(begun)
+        return begun
 
     def unload(self, slice_id: SliceId) -> None:
         """Forget it and give its memory back to the device."""
-        for model_id in list(self._hosted.get(slice_id, ())):
-            self.unload_model(slice_id, model_id)
+        for of, model_id in [*((slice_id, one) for one in self._hosted.get(slice_id, ())), *self._beside]:
+            if of == slice_id:
+                self.unload_model(slice_id, model_id)
         self._hosted.pop(slice_id, None)
         empty_cache()  # of one that failed to load, too
 
     def unload_model(self, slice_id: SliceId, model_id: ModelId) -> None:
-        """The same with one model of a slice that serves on."""
+        """The same with one model of a slice that serves on; what a load of it that hangs holds is gone for good."""
+        self._beside.pop((slice_id, model_id), None)
         hosted = self._hosted.get(slice_id, {}).pop(model_id, None)
         traces = hosted.traces() if hosted is not None else None
         del hosted
@@ -113,12 +133,15 @@ class TorchDevice:
         if is_frozen:
             gc.freeze()
         empty_cache()
+        for of, load in list(self._beside.items()):
+            if load.is_over:
+                del self._beside[of]
 
     def run(self, job: Job) -> JobRan:
         """Run the rows that fit the model's signature."""
         model = self._hosted[job.slice_id][job.model_id]
-        self._is_tried_beside = bool(self._tried)
-        if not self._is_tried_beside:
+        self._is_loaded_beside = bool(self._beside)
+        if not self._is_loaded_beside:
             model.grow_back()
         began_ms = self._clock.now_ms()
         outputs, rejected = model.run_parts(job.parts)
@@ -138,7 +161,7 @@ class TorchDevice:
         model = self._hosted[job.slice_id][job.model_id]
         before = model.batch_size_max
         count = min(before, sum(part.count for part in job.parts))
-        after = model.shrink(count, is_for_now=self._is_tried_beside or bool(self._tried))
+        after = model.shrink(count, is_for_now=self._is_loaded_beside or bool(self._beside))
         return after if after < before else None
 
     def explain(self, error: BaseException) -> str:

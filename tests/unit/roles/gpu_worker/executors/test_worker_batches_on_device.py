@@ -9,20 +9,22 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fabric.clock import MonotonicClock
-from fabric.ids import BatchId
+from fabric.ids import BatchId, ModelId
 from fabric.link import NamedTensor, Tensor
-from fabric.messages import LoaderSpec
+from fabric.messages import LoaderSpec, SliceSpec
 from roles.gpu_worker.executors import hosted as hosted_module
 from roles.gpu_worker.executors.base import Job, JobPart, JobRan, Loaded, RunFailed, Shrunk
 from roles.gpu_worker.executors.buckets import Buckets, Capture, Graph, cuda_capture, end_failed_capture
 from roles.gpu_worker.executors.hosted import DeviceReplica, stepped
-from roles.gpu_worker.executors.loaders.base import NotAModel
+from roles.gpu_worker.executors.loaders.base import LoadedModel, NotAModel
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.slots import InputSlots, Slot, stream_of
 from roles.gpu_worker.executors.thread import ThreadExecutor
@@ -579,27 +581,124 @@ def test_a_batch_without_memory_is_answered_and_later_ones_are_smaller_or_in_pie
     assert device.shrunk(batch, ValueError("something else")) is None
 
 
+OTHER = ModelId("other")
+
+
+def other_slice(name: str = "Doubler") -> SliceSpec:
+    spec = user_slice(name)
+    return replace(spec, models=(replace(spec.models[0], model_id=OTHER),))
+
+
+class Neighbour:
+    """A model that lacks memory, where other ones are loaded beside it."""
+
+    def __init__(self) -> None:
+        self.device = TorchDevice(MonotonicClock())
+        self.device.load(user_slice("Hungry", batch_size_max=8))
+        self._batch = job(1, 2, 3, 4, 5, 6, 7)
+
+    def failed(self) -> int | None:
+        """The largest batch that it is told after one that failed; None: it failed for now."""
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
+            self.device.run(self._batch)
+        return self.device.shrunk(self._batch, caught.value)
+
+    def totals(self) -> list[float]:
+        answer: list[float] = by_name(self.device.run(self._batch).outputs)["total"].tolist()
+        return answer
+
+
 def test_what_another_model_takes_while_it_is_tried_halves_nothing_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = TorchDevice(MonotonicClock())
-    device.load(user_slice("Hungry", batch_size_max=8))
-    batch = job(1, 2, 3, 4, 5, 6, 7)
-
-    def failed() -> int | None:
-        with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
-            device.run(batch)
-        return device.shrunk(batch, caught.value)
+    neighbour = Neighbour()
 
     def tried(*_: object) -> None:
-        assert failed() is None
-        assert failed() is None  # in pieces of 3, which still are too large
-        assert by_name(device.run(batch).outputs)["total"].tolist() == [3, 6, 9, 12, 15, 18, 21]
+        assert neighbour.failed() is None
+        assert neighbour.failed() is None  # in pieces of 3, which still are too large
+        assert neighbour.totals() == [3, 6, 9, 12, 15, 18, 21]
 
     monkeypatch.setattr(DeviceReplica, "try_sizes", tried)
-    device.load_beside(user_slice("Doubler"))
-    assert device._hosted[SLICE][MODEL].batch_size_max == 8
-    assert failed() == 3, "it was whole again, and there is no memory without the other one either"
+    for _ in neighbour.device.load_beside(other_slice()):
+        pass
+    assert neighbour.device._hosted[SLICE][MODEL].batch_size_max == 8
+    assert neighbour.failed() == 3, "it was whole again, and there is no memory without the other one either"
+
+
+def test_from_the_first_weights_until_it_is_warm_a_model_halves_nothing_of_its_neighbours_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    neighbour = Neighbour()
+
+    def loaded(*arguments: Any) -> LoadedModel:
+        assert neighbour.failed() is None
+        return load_model(*arguments)
+
+    monkeypatch.setattr("roles.gpu_worker.executors.torch.load_model", loaded)
+    steps = neighbour.device.load_beside(other_slice())
+    while next(steps) is None:
+        neighbour.device._hosted[SLICE][MODEL].grow_back()
+        assert neighbour.failed() is None
+    assert neighbour.failed() == 3
+
+
+@pytest.mark.parametrize("end", ["tries", "steps", "not begun"])
+def test_a_load_that_comes_to_nothing_halves_nothing_for_good_until_it_is_collected(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    neighbour, fails = Neighbour(), raises(ValueError("no"))
+    if end == "tries":
+        monkeypatch.setattr(DeviceReplica, "try_sizes", lambda *_: fails())
+        with pytest.raises(ValueError, match="no"):
+            neighbour.device.load_beside(other_slice())
+    else:
+        steps = neighbour.device.load_beside(other_slice())
+        if end == "steps":
+            monkeypatch.setattr(DeviceReplica, "run", lambda *_: fails())
+            with pytest.raises(ValueError, match="no"):
+                list(steps)
+        del steps
+    assert neighbour.failed() is None
+    neighbour.device.collect(is_frozen=False)
+    assert neighbour.failed() == 3
+
+
+@pytest.mark.parametrize("is_whole_slice", [False, True])
+def test_a_load_that_hangs_and_is_given_up_holds_its_memory_for_good(
+    monkeypatch: pytest.MonkeyPatch, *, is_whole_slice: bool
+) -> None:
+    neighbour = Neighbour()
+    began, may_end = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        began.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(DeviceReplica, "try_sizes", hangs)
+    loading = threading.Thread(target=neighbour.device.load_beside, args=(other_slice(),), daemon=True)
+    loading.start()
+    assert began.wait(60)
+    assert neighbour.failed() is None
+    if is_whole_slice:
+        neighbour.device.unload(SLICE)
+        neighbour.device.load(user_slice("Hungry", batch_size_max=8))
+    else:
+        neighbour.device.unload_model(SLICE, OTHER)
+    assert neighbour.failed() == 3
+    may_end.set()
+    loading.join(60)
+    assert not neighbour.device._beside
+
+
+def test_a_load_that_was_given_up_and_ends_after_all_is_not_taken_for_the_next_one() -> None:
+    neighbour = Neighbour()
+    given_up = neighbour.device.load_beside(other_slice())
+    neighbour.device.unload_model(SLICE, OTHER)
+    again = neighbour.device.load_beside(other_slice())
+    del given_up
+    neighbour.device.collect(is_frozen=False)
+    assert neighbour.failed() is None
+    del again
 
 
 def test_a_batch_that_outlasts_the_tries_beside_it_halves_nothing_for_good(
@@ -622,7 +721,7 @@ def test_a_batch_that_outlasts_the_tries_beside_it_halves_nothing_for_good(
 
     monkeypatch.setattr(DeviceReplica, "try_sizes", tried)
     monkeypatch.setattr(model, "run_parts", outlasting)
-    loading = threading.Thread(target=device.load_beside, args=(user_slice("Doubler"),))
+    loading = threading.Thread(target=device.load_beside, args=(other_slice(),))
     loading.start()
     assert began.wait(60)
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught:
