@@ -42,6 +42,56 @@ with torch.inference_mode():
                 with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
                     refused()
     assert given.sum().item() == 6
+    recorded = torch.cuda.Event()
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        recorded.record()
+        given.add_(1)
+        for refused in (recorded.query, recorded.synchronize):
+            with pytest.raises(RuntimeError, match="last recorded in a capturing stream"):
+                refused()
+    with pytest.raises(RuntimeError, match="last recorded in a capturing stream"):
+        recorded.query()
+    recorded.record()
+    assert recorded.query()
+"""
+
+BESIDE = """
+from concurrent.futures import ThreadPoolExecutor
+from fabric.clock import MonotonicClock
+from fabric.messages import LoaderSpec
+from roles.gpu_worker.executors.buckets import cuda_capture
+from roles.gpu_worker.executors.hosted import DeviceReplica
+from roles.gpu_worker.executors.torch import TorchDevice
+from roles.gpu_worker.executors.loaders.registry import load_model
+from tests.worker_builders import slice_spec
+
+gpu, device = torch.device("cuda", 0), TorchDevice(MonotonicClock())
+device._device(slice_spec(device="cuda"))
+given = torch.ones(3, device=gpu)
+
+def loads_beside():
+    loaded = load_model(LoaderSpec(python="deploy.local.demo.digits_model:Digits"), gpu)
+    DeviceReplica("m", loaded, 4, gpu, MonotonicClock())
+    assert not device.is_broken
+
+def call(beside):
+    with ThreadPoolExecutor(1) as other_thread:
+        other_thread.submit(beside).result()
+    return {"twice": given * 2}
+
+with torch.inference_mode():
+    graph, outputs = cuda_capture(gpu)(lambda: call(loads_beside))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert outputs["twice"].tolist() == [2, 2, 2]
+
+    def waits_for_the_device():
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            torch.cuda.synchronize(gpu)
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        cuda_capture(gpu)(lambda: call(waits_for_the_device))
+    torch.cuda.synchronize()
 """
 
 COPIES = """
@@ -122,7 +172,9 @@ assert compared.staged_part > 0.5
 """
 
 
-@pytest.mark.parametrize("part", [GRAPHS + COPIES, SERVED, MEASURED], ids=["operators", "served", "measured"])
+@pytest.mark.parametrize(
+    "part", [GRAPHS + COPIES, BESIDE, SERVED, MEASURED], ids=["operators", "beside", "served", "measured"]
+)
 def test_it_answers_and_refuses_as_a_gpu_would(part: str, tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     write_gpus(gpus, a100())

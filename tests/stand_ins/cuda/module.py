@@ -47,8 +47,7 @@ def _cuda() -> dict[str, Any]:
 
     def synchronize(device: Any = None) -> None:
         gpus.check()
-        if streams.current_stream(device).graph is not None:
-            streams.current_stream(device).synchronize()
+        streams.refuse_while_capturing(gpus.device(device))
         streams.do_all()
 
     def empty_cache() -> None:

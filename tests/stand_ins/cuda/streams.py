@@ -94,11 +94,13 @@ class Event:
     def __init__(self, enable_timing: bool = False, **_: object) -> None:
         self._has_time = enable_timing
         self._stream: Stream | None = None
+        self._is_captured = False
         self._asked = 0
         self._at_ms = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
         self._stream = stream or current_stream()
+        self._is_captured = self._stream.graph is not None
         if self._stream.query():
             self._reached()
         else:
@@ -114,13 +116,17 @@ class Event:
 
     def synchronize(self) -> None:
         gpus.check()
+        if self._is_captured:  # also when the capture is over
+            raise RuntimeError(
+                "CUDA error: operation not permitted on an event last recorded in a capturing stream"
+            )
         self.happen()
 
     def wait(self, stream: Stream | None = None) -> None:
         self.happen()
 
     def query(self) -> bool:
-        self.happen()
+        self.synchronize()
         return True
 
     def elapsed_time(self, later: Event) -> float:
@@ -128,6 +134,14 @@ class Event:
         if not (self._has_time and later._has_time):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         return max(later._at_ms - self._at_ms, 1e-3) * 100.0 / gpus.share_percent()
+
+
+def refuse_while_capturing(device: torch.device) -> None:
+    """What concerns a whole device ends the captures of all its streams, whichever thread's. Raises RuntimeError."""
+    with _LOCK:
+        graphs = [one.graph for one in _streams if one.graph is not None and one.device == device]
+    if graphs:
+        CUDAGraph.refuse(*graphs)
 
 
 def do_all() -> None:
@@ -183,9 +197,10 @@ class CUDAGraph:
         self._stream.do()
         self._stream.graph = self
 
-    def refuse(self) -> None:
-        """Raises RuntimeError, and the capture has failed."""
-        self._is_refused = True
+    def refuse(self, *others: CUDAGraph) -> None:
+        """Raises RuntimeError, and the capture has failed, and those of others."""
+        for graph in (self, *others):
+            graph._is_refused = True
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def record(self, call: Callable[[], Any], made: Sequence[tuple[int, Tensor]]) -> None:
