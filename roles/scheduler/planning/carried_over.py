@@ -124,6 +124,5 @@ def _is_as_ever(spec: SliceSpec, gpu: GpuSlot, config: ClusterConfig) -> bool:
         wanted = slice_spec(config, planned, gpu, config.device_model(gpu.gpu_type), spec.slice_id)
     except ConfigError:
         return False
-    return spec.is_same_but_models(wanted) and all(
-        replace(one, slo_ms=other.slo_ms) == other for one, other in zip(kept, wanted.models, strict=True)
-    )
+    alike = [replace(one, slo_ms=was.slo_ms) for one, was in zip(wanted.models, kept, strict=True)]
+    return alike == kept and spec.is_same_but_models(replace(wanted, models=tuple(alike)))

@@ -49,7 +49,7 @@ from fabric.messages import (
     StatusAsked,
     StatusListed,
 )
-from roles.config.cluster import PolicyChoice
+from roles.config.cluster import ClusterConfig, PolicyChoice
 from roles.config.read_config import parse_config
 from roles.runtime.core import PLANNER, Heard, Lost, Send, Tick
 from roles.runtime.journal import Journal, MessageCore, Recorded, replay
@@ -614,6 +614,22 @@ def test_a_slice_whose_model_the_file_has_changed_does_not_go_on_as_it_was() -> 
     assert ran.scheduler.controller is not None
     before = (ran.scheduler.settings(), ran.scheduler.controller.settings())
     assert carried_over(config, document, Path(), before) is None
+
+
+@pytest.mark.parametrize("loader", [{"stages": 2}, {"ranks": 2}])
+def test_a_slice_on_several_gpus_goes_on_under_a_new_slo(loader: Mapping[str, Any]) -> None:
+    def file(slo_ms: float) -> tuple[ClusterConfig, dict[str, Any]]:
+        keys = {"loader": {"python": "a.b:C", **loader}, "profile": {"table": {1: 10, 2: 15}}}
+        nodes = [{"host": "left", "gpus": 2, "device": "cpu"}]
+        document = {"models": [{"name": "a", "slo_ms": slo_ms, **keys}], "cluster": {"nodes": nodes}}
+        return parse_config({**document, "placement": "exclusive"}, Path()), document
+
+    config, document = file(100.0)
+    settings = settings_from(config)
+    before = settings, controller_settings(config, document, "", config.place(), settings)
+    found = carried_over(*file(200.0), Path(), before)
+    assert found is not None
+    assert found[0].slices == settings.slices
 
 
 def test_a_journal_of_a_change_gives_the_same_decisions_again(tmp_path: Path) -> None:
