@@ -56,6 +56,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("command", nargs="?", choices=["install", "measure"], default="measure")
     options = parser.parse_args()
+    if options.models is not None and options.cpu is not None:
+        parser.error("--cpu is measured with an emulated model: leave --models out")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
     peers = [PEERS[name] for name in options.peers]
     if options.command == "install":

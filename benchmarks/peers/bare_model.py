@@ -15,13 +15,11 @@ import torch
 
 from fabric.link import Tensor
 from fabric.messages import LoaderSpec
-from roles.gpu_worker.executors.hosted import batch_sizes
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import device_named
 
 Row = Sequence[Tensor]
 """One request's tensors, in the order of the model's inputs."""
-_WARM = 3
 
 
 class BareModel:
@@ -37,7 +35,7 @@ class BareModel:
             for name, value in loaded.example.items()
         }
         self._rows = {name: tensor.numpy() for name, tensor in self._batch.items()}
-        for size in batch_sizes(max_batch) * _WARM:
+        for size in range(1, max_batch + 1):
             self.run([list(self._example.values())] * size)
 
     @property

@@ -88,14 +88,20 @@ class Case:
 class ServedModel:
     """A real model as `real.py` met it: `exec_ms` by batch size in our worker with inputs in place, `bare_rps` of a bare loop at the largest.
 
-    `loader`: as in our configuration file.
+    `peer_ms`: by batch size as peers run it, eagerly and with its copies. `loader`: as in our configuration file.
     """
 
     name: str
     loader: Mapping[str, Any]
     inputs: Inputs
     exec_ms: Mapping[int, float]
+    peer_ms: Mapping[int, float]
     bare_rps: float
+
+    @property
+    def most_rps(self) -> float:
+        """Of the bare loop and our worker, whichever serves more, the latter at its best batch size."""
+        return max(self.bare_rps, *(1e3 * size / took_ms for size, took_ms in self.exec_ms.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +134,15 @@ class RealCase(Case):
     @property
     def bare_rps(self) -> float:
         """Of bare loops that take turns, each as often as its model is asked."""
-        return len(self.served) / sum(1 / one.bare_rps for one in self.served)
+        return _in_turn_rps([one.bare_rps for one in self.served])
 
     @property
     def bound_rps(self) -> float:
-        """Where the search begins. Over the bare loops' rate, since copies may overlap with runs, and graphs save launches."""
-        return BOUND_MARGIN * self.bare_rps
+        """The search's upper end, which it takes for bad: more than bare loops or our workers, none of which has yet waited for a request, serve in turn.
+
+        The margin is for servers that overlap what these do one after the other, such as copies of answers with runs.
+        """
+        return BOUND_MARGIN * _in_turn_rps([one.most_rps for one in self.served])
 
     @property
     def bound_text(self) -> str:
@@ -142,10 +151,10 @@ class RealCase(Case):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The largest with which a request that just missed a batch can wait for one of every model and its own, and two smaller ones."""
+        """The largest with which a request that just missed a batch can wait for one of every model and its own, as peers run them, and two smaller ones."""
         fitting = []
-        for size in self.served[0].exec_ms:
-            took_ms = [one.exec_ms.get(size, math.inf) for one in self.served]
+        for size in self.served[0].peer_ms:
+            took_ms = [one.peer_ms.get(size, math.inf) for one in self.served]
             if sum(took_ms) + max(took_ms) <= self.slo_ms:
                 fitting.append(size)
         largest = max(fitting, default=1)
@@ -170,6 +179,11 @@ class RealCase(Case):
         """What a peer's server file is told of these models."""
         loaders = {one.name: one.loader for one in self.served}
         return {"models": models, "loaders": loaders, "device": self.device}
+
+
+def _in_turn_rps(rates_rps: Sequence[float]) -> float:
+    """Of models that have one device in turn, each as often, what they serve together."""
+    return len(rates_rps) / sum(1 / rate_rps for rate_rps in rates_rps)
 
 
 CASES = (Case(1, 1, 25.0), Case(1, 1, 50.0), Case(4, 1, 25.0), Case(4, 4, 25.0))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from benchmarks.peers.cases import EMULATED_INPUTS, MAX_BATCH, PAYLOAD_FLOATS, Case, Inputs, RealCase
 
@@ -119,14 +118,20 @@ def _bentoml(case: Case) -> list[Tuning]:
     return [(size, promised_ms, {}) for size in (MAX_BATCH, MAX_BATCH // 2) for promised_ms in promises_ms]
 
 
-def _in_turn(*all_tunings: Callable[[Case], Sequence[Tuning]]) -> Callable[[Case], list[Tuning]]:
-    """One of each, then the next of each."""
+def _one_after_the_other(*all_tunings: Callable[[Case], Sequence[Tuning]]) -> Callable[[Case], list[Tuning]]:
+    return lambda case: [tuning for tunings in all_tunings for tuning in tunings(case)]
 
-    def tunings(case: Case) -> list[Tuning]:
-        turns = zip_longest(*(tunings(case) for tunings in all_tunings))
-        return [tuning for turn in turns for tuning in turn if tuning is not None]
 
-    return tunings
+def _also_in_pairs(tunings: Callable[[Case], Sequence[Tuning]]) -> Callable[[Case], list[Tuning]]:
+    """Of one real model the first two also with two workers, of which one copies while the other runs."""
+
+    def with_pairs(case: Case) -> list[Tuning]:
+        first, rest = tunings(case)[:2], tunings(case)[2:]
+        is_alone = isinstance(case, RealCase) and len(case.served) == 1
+        pairs = [(size, wait_ms, {**extra, "workers": 2}) for size, wait_ms, extra in first if is_alone]
+        return [*first, *pairs, *rest]
+
+    return with_pairs
 
 
 def raw(inputs: Inputs) -> bytes:
@@ -176,7 +181,7 @@ PEERS: Mapping[str, Peer] = {
             ("mosec==0.9.8",),
             "/{model}",
             _json({"input": _VALUES}),
-            _waits(5, 2, 1, 10),
+            _also_in_pairs(_waits(5, 2, 1, 10)),
             arrangements=(True, False),
             runs_models=True,
         ),
@@ -185,7 +190,9 @@ PEERS: Mapping[str, Peer] = {
             ("litserve==0.2.19",),
             "/{model}",
             _json({"input": _VALUES}),
-            _in_turn(_waits(5, 2, 10, fast_queue=False), _waits(5, 2, fast_queue=True)),
+            _also_in_pairs(
+                _one_after_the_other(_waits(5, 2, 10, fast_queue=False), _waits(5, 2, fast_queue=True))
+            ),
             runs_models=True,
         ),
         Peer(
@@ -193,7 +200,7 @@ PEERS: Mapping[str, Peer] = {
             ("mlserver==1.7.1",),
             "/v2/models/{model}/infer",
             _json(_OPEN_INFERENCE_JSON),
-            _in_turn(_waits(5, 2, 10, blocking=False), _waits(5, 2, 1, blocking=True)),
+            _one_after_the_other(_waits(5, 2, 10, blocking=False), _waits(5, 2, 1, blocking=True)),
             arrangements=(False,),  # its workers would each need a batcher of their own
         ),
         Peer(

@@ -6,6 +6,7 @@ Where the interpreter that runs us has a peer, as on a machine without an index,
 from __future__ import annotations
 
 import shutil
+import site
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -35,10 +36,14 @@ def interpreter_of(peer: Peer, directory: Path, case: Case) -> Interpreter:
     base = (
         Path(str(distribution(peer.distribution).locate_file(""))) if is_here(peer) else directory / peer.name
     )
+    # `base` takes the place of the user's own folder, where what runs us may have packages.
+    own = (site.getusersitepackages(),) if site.ENABLE_USER_SITE else ()
     if isinstance(case, RealCase):
         packages = base.glob("lib/python*/site-packages")
-        return Interpreter(Path(sys.executable), base, (str(ROOT), *map(str, packages)))
-    return Interpreter(Path(sys.executable) if is_here(peer) else _python_of(base), base)
+        return Interpreter(Path(sys.executable), base, (str(ROOT), *map(str, packages), *own))
+    if is_here(peer):
+        return Interpreter(Path(sys.executable), base, own)
+    return Interpreter(_python_of(base), base)
 
 
 def _python_of(environment: Path) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.peers.bare_model import BareModel
 from benchmarks.peers.cases import Inputs, RealCase, ServedModel
 from benchmarks.worker_throughput import BareLoop, Limits, rps
 from fabric.clock import MonotonicClock
@@ -21,6 +23,7 @@ from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import device_named
 from roles.profiling.sensors import Sensors
 
+Prepared = TypeVar("Prepared")
 TOKENS = 128
 """Of a request to a language model: with our default, 512, it would take most of a mix."""
 BARE_LOOP = Limits(turns=1_000, for_ms=1_000.0)
@@ -56,16 +59,18 @@ def _met(word: str, device_name: str, slo_ms: float, batch_max: int) -> ServedMo
     replica.warm(slo_ms)
     exec_ms = _staged_ms(replica, example)
     size, largest_ms = len(exec_ms), exec_ms[-1]
+    peer_ms = _peer_ms(BareModel(loader, device_name, size), example, size)
     served = ServedModel(
         arch,
         loader,
         example,
-        {number: round(took_ms, 4) for number, took_ms in enumerate(exec_ms, 1)},
+        _by_size(exec_ms),
+        _by_size(peer_ms),
         rps(BareLoop(loaded, device, size), size, BARE_LOOP),
     )
     print(
-        f"{arch} on {device_name}: a batch of 1 takes {exec_ms[0]:.2f} ms, of {size} {largest_ms:.2f} ms;"
-        f" a bare loop of the latter serves {served.bare_rps:.0f} r/s",
+        f"{arch} on {device_name}: a batch of 1 takes {exec_ms[0]:.2f} ms, of {size} {largest_ms:.2f} ms"
+        f" (as peers run it {peer_ms[0]:.2f} and {peer_ms[-1]:.2f}); a bare loop of the latter serves {served.bare_rps:.0f} r/s",
         flush=True,
     )
     return served
@@ -73,20 +78,39 @@ def _met(word: str, device_name: str, slo_ms: float, batch_max: int) -> ServedMo
 
 def _staged_ms(replica: DeviceReplica, example: Inputs) -> tuple[float, ...]:
     """l(b) of a warm model whose inputs are in place, as those of a busy worker are: its own warm-up counts putting them there."""
-    clock, took_ms = MonotonicClock(), []
+
+    def staged(size: int) -> list[JobPart]:
+        parts = [JobPart(size, [NamedTensor(*one) for _ in range(size) for one in example.items()])]
+        replica.stage(parts)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return parts
+
     sizes = batch_sizes(replica.batch_size_max)
-    for size in sizes:
-        runs_ms: list[float] = []
-        while len(runs_ms) < RUNS_MIN or (sum(runs_ms) < RUNS_MS and len(runs_ms) < RUNS_MAX):
-            parts = [JobPart(size, [NamedTensor(*one) for _ in range(size) for one in example.items()])]
-            replica.stage(parts)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            began_ms = clock.now_ms()
-            replica.run_parts(parts)
-            runs_ms.append(clock.now_ms() - began_ms)
-        took_ms.append(statistics.median(runs_ms))
+    took_ms = [_median_ms(partial(staged, size), replica.run_parts) for size in sizes]
     return stepped(sizes, took_ms) if replica.buckets.sizes else spread(sizes, took_ms)
+
+
+def _peer_ms(model: BareModel, example: Inputs, size_max: int) -> tuple[float, ...]:
+    """The same as a peer's server file runs it."""
+    sizes = batch_sizes(size_max)
+    row = list(example.values())
+    return spread(sizes, [_median_ms(partial(list, [row] * size), model.run) for size in sizes])
+
+
+def _median_ms(prepare: Callable[[], Prepared], run: Callable[[Prepared], object]) -> float:
+    """Of runs, each of what was prepared for it before its time began."""
+    clock, runs_ms = MonotonicClock(), list[float]()
+    while len(runs_ms) < RUNS_MIN or (sum(runs_ms) < RUNS_MS and len(runs_ms) < RUNS_MAX):
+        prepared = prepare()
+        began_ms = clock.now_ms()
+        run(prepared)
+        runs_ms.append(clock.now_ms() - began_ms)
+    return statistics.median(runs_ms)
+
+
+def _by_size(took_ms: Sequence[float]) -> dict[int, float]:
+    return {size: round(one_ms, 4) for size, one_ms in enumerate(took_ms, 1)}
 
 
 def machine(device: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ SettingT = TypeVar("SettingT")
 def highest_good_rps(
     is_good: Callable[[float], bool], bound_rps: float, precision: float, beat_rps: float = 0.0
 ) -> float:
-    """Bisect between 0 and `bound_rps`, which is known to be bad, until a step is within `precision` (a part of 1).
+    """Bisect between 0 and `bound_rps`, which nobody asks as it is taken for bad, until a step is within `precision` (a part of 1).
 
     With `beat_rps` a rate higher by `precision` is tried first, and where that is bad the answer is 0: most of
     many settings cost one run. A rate is asked about once. 0 too where no rate over `precision` of the bound is good.

@@ -146,9 +146,10 @@ step() {
     load)
       "${run[@]}" benchmarks.load_beside --device "$device" --serves "$zoo_one" --loads "$zoo_one" "${load_options[@]}" --json "$out/load.json" ;;
     goodput:*)
-      local served=("${goodput_of[@]}") slo=$model ours=(tenuto "tenuto, HTTP")
-      if [ "$model" = mix ]; then served=("${mix_of[@]}") slo=$mix_slo ours=(tenuto); fi
-      "${run[@]}" benchmarks.peers --peers mosec litserve --settings 2 --warmup 1 --repeat 1 --precision 0.05 "${goodput_options[@]}" \
+      # Of each peer the largest batch and half of it, and of one model alone the largest with two processes too.
+      local served=("${goodput_of[@]}") slo=$model ours=(tenuto "tenuto, HTTP") settings=3
+      if [ "$model" = mix ]; then served=("${mix_of[@]}") slo=$mix_slo ours=(tenuto) settings=2; fi
+      "${run[@]}" benchmarks.peers --peers mosec litserve --settings $settings --warmup 1 --repeat 1 --precision 0.05 "${goodput_options[@]}" \
         --device "$device" --slos "$slo" --json "$out/${1//:/-}.json" --ours "${ours[@]}" --models "${served[@]}" ;;
     demo)
       time "${run[@]}" roles.cli demo ;;

@@ -90,7 +90,7 @@ if __name__ == "__main__":
         apis,
         accelerator="cuda" if is_cuda else "cpu",
         devices=1,
-        workers_per_device=PEER["devices"],
+        workers_per_device=PEER["devices"] * PEER.get("workers", 1),
         fast_queue=PEER["fast_queue"],
     )
     server.run(

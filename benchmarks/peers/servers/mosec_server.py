@@ -56,13 +56,14 @@ if __name__ == "__main__":
         MOSEC_LOG_LEVEL="warning",
     )
     server = Server()
+    workers = PEER["devices"] * PEER.get("workers", 1)
     for model in PEER["models"]:
         server.append_worker(
             Model if "loaders" in PEER else Sleeper,
-            num=PEER["devices"],
+            num=workers,
             max_batch_size=PEER["max_batch"],
             max_wait_time=PEER["wait_ms"],
             route=f"/{model}",
-            env=[{MODEL: model}] * PEER["devices"],
+            env=[{MODEL: model}] * workers,
         )
     server.run()

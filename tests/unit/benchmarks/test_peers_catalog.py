@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.peers.cases import CASES, Case, RealCase
+from benchmarks.peers.cases import CASES, Case, Inputs, RealCase
 from benchmarks.peers.catalog import PEERS, Peer
 from roles.config.read_config import load_config
 from tests.unit.benchmarks.peers_builders import a_real_case
@@ -73,27 +73,45 @@ def test_real_models_are_run_by_peers_that_can_each_model_in_a_server_or_process
 
 
 def test_a_peer_is_told_batches_of_which_a_request_can_wait_for_one_and_be_in_another() -> None:
-    # l(b) = 1 + b: of one model 2 * (1 + 11) <= 25, of two 3 * (1 + 7) <= 25
+    # l(b) = 2 + b at peers: of one model 2 * (2 + 10) <= 25, of two 3 * (2 + 6) <= 25
     one = a_real_case({"image": np.zeros(1, np.float32)})
-    assert one.batch_sizes == (11, 5, 2)
-    assert a_real_case(*[one.inputs["model0"]] * 2).batch_sizes == (7, 3, 1)
+    assert one.batch_sizes == (10, 5, 2)
+    assert a_real_case(*[one.inputs["model0"]] * 2).batch_sizes == (6, 3, 1)
     assert replace(one, slo_ms=1.0).batch_sizes == (1,)  # it can't be kept: the peer is tried all the same
 
 
-def test_the_first_settings_differ_in_the_batch_size() -> None:
-    case = a_real_case({"image": np.zeros(1, np.float32)})
-    assert [(one.max_batch, one.wait_ms) for one in PEERS["mosec"].settings(case)][:4] == [
-        (11, 5),
-        (5, 5),
-        (2, 5),
-        (11, 2),
+@pytest.mark.parametrize("name", ["mosec", "litserve"])
+def test_the_first_settings_differ_in_the_batch_size_then_one_model_has_two_workers(name: str) -> None:
+    image: Inputs = {"image": np.zeros(1, np.float32)}
+    first = [
+        (one.max_batch, one.wait_ms, one.extra.get("workers", 1), one.extra.get("fast_queue", False))
+        for one in PEERS[name].settings(a_real_case(image))[:6]
     ]
+    assert first == [
+        (10, 5, 1, False),
+        (5, 5, 1, False),
+        (10, 5, 2, False),
+        (5, 5, 2, False),
+        (2, 5, 1, False),
+        (10, 2, 1, False),
+    ]
+    for case in (a_real_case(image, image), *CASES):
+        assert not any("workers" in one.extra for one in PEERS[name].settings(case))
 
 
 def test_real_models_that_take_turns_serve_less_than_each_alone() -> None:
     case = a_real_case(*[{"image": np.zeros(1, np.float32)}] * 2)
     assert case.bare_rps == pytest.approx(2 / (1 / 800 + 1 / 800))
     assert case.bound_rps > case.bare_rps
+
+
+def test_the_search_goes_up_to_more_than_either_the_bare_loop_or_our_worker_at_its_best_serves() -> None:
+    case = a_real_case({"image": np.zeros(1, np.float32)})
+    (served,) = case.served
+    assert case.bound_rps == pytest.approx(1.25 * 16_000 / 17)  # our worker's batches of 16
+    best_at_two = replace(served, exec_ms={**served.exec_ms, 2: 1.0})
+    assert replace(case, served=(best_at_two,)).bound_rps == pytest.approx(1.25 * 2_000)
+    assert replace(case, served=(replace(served, bare_rps=3_000.0),)).bound_rps == pytest.approx(1.25 * 3_000)
 
 
 def test_our_configuration_of_real_models_is_one_that_we_read(tmp_path: Path) -> None:

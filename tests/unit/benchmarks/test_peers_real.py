@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.peers.__main__ import main
 from benchmarks.peers.bare_model import BareModel
 from benchmarks.peers.cases import Inputs
 from benchmarks.peers.catalog import raw
@@ -36,6 +38,25 @@ def test_a_model_is_met_beforehand_and_what_a_bare_loop_serves_bounds_the_search
     assert (served.loader["arch"], sorted(served.exec_ms)) == ("squeezenet1_1", [1, 2])
     assert served.inputs["image"].shape == (3, 224, 224)
     assert case.bound_rps > served.bare_rps > 0
+    assert sorted(served.peer_ms) == [1, 2]
+    assert 0 < served.peer_ms[1] <= served.peer_ms[2]
+
+
+def test_a_peer_has_met_every_batch_size_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(BareModel, "run", lambda _, rows: sizes.append(len(rows)))
+    BareModel({"zoo": "torchvision", "arch": "squeezenet1_1"}, "cpu", 5)
+    assert sizes == [1, 2, 3, 4, 5]
+
+
+def test_cpu_is_not_measured_with_real_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--models", "squeezenet1_1", "--cpu", "300", "--peers", "mosec"]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.peers", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert "leave --models out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", [1, 3])
