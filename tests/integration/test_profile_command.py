@@ -210,7 +210,7 @@ def of_stand_ins(tmp_path: Path, **changes: Any) -> subprocess.CompletedProcess[
 
 
 def test_shares_come_from_an_mps_daemon_that_ends_with_them(tmp_path: Path) -> None:
-    ended = of_stand_ins(tmp_path)
+    ended = of_stand_ins(tmp_path, milliwatts_max=None)  # as GPUs say that have no limit of power
     assert ended.stdout.splitlines() == ["37.5 GPU-0 True", "False 151.5 550.54.15 None"], ended.stderr
 
 
