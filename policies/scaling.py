@@ -67,7 +67,7 @@ def missing_for_models(gpus: int, loads: Mapping[ModelId, ObservedLoad]) -> int:
     lacking = (
         shares[model_id] * _missing_fraction(load)
         for model_id, load in loads.items()
-        if load.bad >= BAD_RATE_ALLOWED * load.offered
+        if load.offered >= _REQUESTS_MIN and load.bad >= BAD_RATE_ALLOWED * load.offered
     )
     return math.ceil(sum(lacking) - ROUNDING)
 
@@ -154,16 +154,14 @@ class ScaleAdvisor:
             *recent.items(),
         ]
         self._asking = {whose for whose, load in loads if self._asks(whose, load)}
+        total = _sum(recent.values())
+        if 0 < total.offered == total.bad:  # nothing is served: that GPUs are idle says nothing then
+            self._sized_at_ms = now_ms
+            self._samples.clear()
         # What was idle all through a whole release window, in its busiest ask window.
         is_over = now_ms - self._sized_at_ms >= RELEASE_WINDOW_MS
         least = _IDLE_TIGHT if self._is_releasing else _IDLE_WORTH_RELEASING
-        total = _sum(recent.values())
-        is_out = (
-            0 < total.offered == total.bad
-        )  # nothing is served at all: that GPUs are idle says nothing then
-        self._is_releasing = (
-            not self._asking and not is_out and is_over and self._busiest_idle_fraction() >= least
-        )
+        self._is_releasing = not self._asking and is_over and self._busiest_idle_fraction() >= least
 
     def _asks(self, whose: ModelId | None, load: ObservedLoad) -> bool:
         """Not who cannot be served at all: it would keep idle GPUs from being released for good."""

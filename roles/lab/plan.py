@@ -96,7 +96,8 @@ def missed_rates(config: ClusterConfig, placement: Placement) -> list[str]:
         missed
         or placement.unplaced
         or expected_rps is None
-        or expected_rps > (1 - BAD_RATE_ALLOWED) * all_rps
+        or all_rps - expected_rps < BAD_RATE_ALLOWED * all_rps
+        or not all_rps
     ):
         return missed
     return [f"all models: {expected_rps:.1f} of {all_rps:.1f} r/s expected within their SLOs"]

@@ -199,6 +199,8 @@ class Outcome:
         bad_rate = served.bad / served.offered if served.offered else 0.0
         models = {**self.models, **self.with_stages}
         loads = {name: _load(one, self.gpus.of_model.get(name, 0.0)) for name, one in models.items()}
+        if self.offered and not self.good:  # that GPUs are idle says nothing then
+            return max(count, self.gpus_min)
         advised = advised_gpus(count, bad_rate, idle_fraction)
         if missing := missing_for_models(count, loads):
             advised = max(advised, count + missing)

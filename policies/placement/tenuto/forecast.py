@@ -165,7 +165,9 @@ def _route_fixed(slices: Sequence[_Slice], conditions: Conditions) -> list[float
         longest_ms = max(entry.exec_ms for entry in one.entries)
         for rps, entry in zip(parts, one.entries, strict=True):
             needed_ms = (
-                forming_ms(entry.model, entry.batch, conditions) + entry.exec_ms + min(1.0, load) * longest_ms
+                forming_ms(entry.model, entry.planned.batch or 1, conditions)
+                + entry.exec_ms
+                + min(1.0, load) * longest_ms
             )
             if not entry.capacity_rps or needed_ms > entry.model.slo_ms - conditions.delay_ms(entry.batch):
                 entry.served_rps = 0.0

@@ -96,7 +96,10 @@ def fillable(model: PlacedModelInput, conditions: Conditions) -> float:
 
 
 def forming_ms(model: PlacedModelInput, batch: int, conditions: Conditions) -> float:
-    """How long the first request of a fixed batch waits for the others, one gap for chance; a batch of one is full at once."""
+    """How long the first request of a fixed batch of `batch`, as it is planned, waits for the others, one gap for chance.
+
+    A batch of one is full at once; one that the rate does not fill waits until MAX_WAIT closes it.
+    """
     if batch == 1:
         return 0.0
     return min(1000 * batch / rate_of(model), conditions.max_wait_ms)

@@ -183,15 +183,25 @@ def _with_gpus_out(
     profiles = config.profiles()
     sizes = Counter(gpu.node_id for gpu in config.gpus)
 
+    def could_host(model: PlacedModelInput, gpu: GpuSlot) -> bool:
+        if cannot_host(model, gpu, profiles, stages=model.stages) is not None:
+            return False
+        bound = {model.model_id: 1}
+        return slice_memory_bytes([model], gpu.gpu_type, profiles, model.stages, bound) <= gpu.memory_bytes
+
     def able(model: PlacedModelInput, among: Iterable[GpuSlot]) -> list[GpuSlot]:
         """Those that could host it; none where no host has as many as it needs."""
-        found = [gpu for gpu in among if cannot_host(model, gpu, profiles, stages=model.stages) is None]
+        found = [gpu for gpu in among if could_host(model, gpu)]
         hosts = Counter(gpu.node_id for gpu in found)
         return found if max(hosts.values(), default=0) >= model.gpus else []
 
     def reason(one: Unplaced) -> str:
         model = models[one.model_id]
-        lacking = [] if able(model, gpus) else [gpu for gpu in able(model, config.gpus) if gpu not in gpus]
+        lacking = (
+            []
+            if model.rate_rps == 0 or able(model, gpus)
+            else [gpu for gpu in able(model, config.gpus) if gpu not in gpus]
+        )
         if not lacking:
             return one.reason
         counts = Counter(gpu.node_id for gpu in lacking)

@@ -35,6 +35,8 @@ def test_what_an_expensive_model_loses_is_many_gpus() -> None:
     # Three GPUs serve a quarter of the dear one's requests: nine more would serve all.
     assert missing_for_models(4, {ModelId("cheap"): cheap, ModelId("dear"): dear}) == 9
     assert missing_for_models(4, {ModelId("cheap"): cheap}) == 0
+    rare = ObservedLoad(50, 1, 1.0)  # of so few one bad request is more than 1 %
+    assert missing_for_models(8, {ModelId("cheap"): cheap, ModelId("rare"): rare}) == 0
     assert missing_for_models(4, {}) == 0
 
 
@@ -175,4 +177,6 @@ def test_a_cluster_without_gpus_or_news_is_left_alone() -> None:
 def test_an_outage_releases_no_gpu() -> None:
     advisor = ScaleAdvisor()
     assert watch(advisor, range(200), gpus=8, idle=1.0, bad={"a": 1.0, "b": 1.0}).gpus == 8
-    assert watch(advisor, range(200, 400), gpus=8, idle=0.5, bad={"a": 1.0, "b": 0.0}).gpus == 4
+    # Nor do the first answers after it: its idle time is forgotten.
+    assert watch(advisor, range(200, 300), gpus=8, idle=0.5, bad={"a": 1.0, "b": 0.0}).gpus == 8
+    assert watch(advisor, range(300, 400), gpus=8, idle=0.5, bad={"a": 1.0, "b": 0.0}).gpus == 4

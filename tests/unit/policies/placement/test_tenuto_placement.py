@@ -12,7 +12,7 @@ import pytest
 
 from fabric.errors import ConfigError
 from fabric.ids import ModelId
-from policies.placement.common.base import PlacedModelInput, Placement
+from policies.placement.common.base import PlacedModelInput, Placement, PlannedModel, PlannedSlice
 from policies.placement.common.conditions import ConditionedPolicy, Conditions
 from policies.placement.common.gpu_kinds import gpu_classes
 from policies.placement.registry import placement_policy
@@ -209,6 +209,15 @@ def test_a_forecast_counts_what_others_plans_do_not() -> None:
     assert plan.expected_goodput_rps == pytest.approx(1600)
     served = forecast_of(plan, of.models, of.gpus, of.profiles, conditions(of))
     assert served == pytest.approx({"a": 662, "b": 662}, abs=1)
+
+
+def test_a_planned_batch_that_the_rate_does_not_fill_waits_for_its_end() -> None:
+    # At 5 r/s MAX_WAIT (100 ms) closes a batch of 8 at one request, 110 ms after it came.
+    of = case({"a": (60, 5, {1: Cell(10, 40), 8: Cell(20, 40)})})
+    under = Conditions(has_fixed_batches=True)
+    for batch, served_rps in ((8, 0.0), (1, 5.0)):
+        plan = Placement((PlannedSlice(0, None, (PlannedModel(ModelId("a"), batch),)),))
+        assert forecast_of(plan, of.models, of.gpus, of.profiles, under) == {"a": served_rps}
 
 
 # Eight models on 16 V100s at rates beyond what they carry: one of few such tasks that the root of the search tree does

@@ -179,6 +179,8 @@ def test_a_forecast_below_the_rates_fails_the_check_and_names_the_models(tmp_pat
     assert run_plan(tmp_path, document).exit_code == 0
     enough = run_plan(tmp_path, {**document, "cluster": {"gpus": 3}}, "--check")
     assert (enough.exit_code, enough.stderr) == (0, "")
+    silent = {**document, "models": models[2:]}
+    assert run_plan(tmp_path, silent, "--check").exit_code == 0, "of nothing nothing is lost"
 
 
 def test_people_get_a_table(tmp_path: Path) -> None:

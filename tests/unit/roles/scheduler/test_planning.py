@@ -44,6 +44,7 @@ def test_a_model_whose_gpus_are_out_of_use_is_unplaced_for_that_reason(policy: s
             {"name": "emu", "slo_ms": 50, "rate_rps": 20, "profile": profile},
             {"name": "real", "slo_ms": 50, "rate_rps": 20, "loader": {"python": "a:B"}, "profile": profile},
             {"name": "hopeless", "slo_ms": 2, "rate_rps": 20, "profile": profile},
+            {"name": "huge", "slo_ms": 50, "rate_rps": 20, "memory_mb": 900_000, "profile": profile},
         ],
         "cluster": {
             "nodes": [
@@ -63,7 +64,8 @@ def test_a_model_whose_gpus_are_out_of_use_is_unplaced_for_that_reason(policy: s
     assert "drained" not in reasons()["hopeless"]
     both = reasons(0, 1)
     assert both["emu"] == "its GPUs are drained or away: emulated"
-    assert "drained" not in both["hopeless"], "no GPU of the cluster could host it"
+    for name in ("hopeless", "huge"):
+        assert "drained" not in both[name], "no GPU of the cluster could host it"
     assert "emu" not in reasons(1), "the other one can host it"
     # On an emulated device its answers would be made up.
     assert reasons(0, node="here")["real"] == "its GPUs are drained or away: here"

@@ -165,6 +165,12 @@ def test_a_model_that_cannot_be_served_asks_for_no_gpus() -> None:
     assert outcome.advice_gpus == 2
 
 
+def test_where_nothing_is_served_idle_gpus_are_not_too_many() -> None:
+    hopeless = model_outcome(np.array([1000.0]), np.array([np.nan]), 30.0, WINDOW)
+    assert Outcome(1.0, {A: hopeless}, GpuUse((0.0, 0.0, 0.0))).advice_gpus == 3
+    assert Outcome(1.0, {}, GpuUse((0.0, 0.0, 0.0))).advice_gpus == 1
+
+
 def test_no_fewer_gpus_are_advised_than_one_model_needs() -> None:
     one = model_outcome(np.array([1000.0]), np.array([1001.0]), 30.0, WINDOW)
     idle = GpuUse((0.1, 0.1, 0.0, 0.0))
