@@ -80,9 +80,13 @@ class Place:
 
     @property
     def served(self) -> dict[str, str]:
-        """With what all roles served last: the present version and configuration where they do with these."""
+        """With what all roles but gateways served last: the present version and configuration where they do with these.
+
+        Nothing depends on a gateway: one that does not start leaves its host in step with the others.
+        """
         now = {key: str(self.state.get(key, "")) for key in ("version", "config")}
         roles = self.state.get("roles", [path.stem for path in (self.base / "roles").glob("*.sh")])
+        roles = [role_id for role_id in roles if not role_id.startswith("gateway-")]
         if roles and all(self._serves(role_id, now) for role_id in roles):
             return now
         found: dict[str, str] = self.state.get("served", now)  # not written by an older version

@@ -67,6 +67,17 @@ def test_a_version_has_served_when_all_roles_of_the_host_do_with_it(place: Place
     assert place.served["version"] == "3"
 
 
+def test_a_gateway_that_does_not_start_leaves_its_host_in_step_with_the_others(place: Place) -> None:
+    put(place, "node-a", "1", serves=True)
+    put(place, "frontend-0", "1", serves=True)
+    put(place, "gateway-a", "1", serves=False)
+    write_state(
+        place,
+        {"version": "1", "config": "c1", "before": {}, "addresses": {}, "roles": [*ROLES, "gateway-a"]},
+    )
+    assert place.served == {"version": "1", "config": "c1"}
+
+
 def test_a_state_of_before_is_of_what_served(place: Place) -> None:
     (place.base / "state.json").write_text(json.dumps({"version": "1", "config": "c1"}))
     assert place.served == {"version": "1", "config": "c1"}
