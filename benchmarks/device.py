@@ -15,21 +15,33 @@ from fabric.messages import LoaderSpec
 from roles.node_agent.discovery import Nvml, NvmlUnavailable
 
 
-def described(device: str) -> str:
-    """The GPU's own name, driver, torch, and the date, without a CUDA context: that would be one beside those that are measured."""
+def machine(device: str) -> dict[str, str]:
+    """The GPU's own name (else `device`), driver, torch, and the date, without a CUDA context: that would be one beside those that are measured.
+
+    Empty: there is none.
+    """
     kind, _, number = device.partition(":")
-    words = [device]
+    name, driver = device, ""
     if kind == "cuda":
         try:
             gpu = Nvml.open().describe(int(number or 0), kind)
-            words = [f"{device}: {gpu.name}", f"driver {gpu.driver}"]
+            name, driver = gpu.name, gpu.driver
         except NvmlUnavailable as error:
-            words = [device, f"driver unknown ({error})"]
+            driver = f"unknown ({error})"
     try:
-        words.append(f"torch {version('torch')}")
+        torch = version("torch")
     except PackageNotFoundError:
-        words.append("no torch")
-    return ", ".join([*words, dt.datetime.now(dt.UTC).date().isoformat()])
+        torch = ""
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    return {"device": name, "driver": driver, "torch": torch, "date": today}
+
+
+def described(device: str) -> str:
+    """The same in words."""
+    about = machine(device)
+    words = [device if about["device"] == device else f"{device}: {about['device']}"]
+    words += [f"driver {about['driver']}"] if about["driver"] else []
+    return ", ".join([*words, f"torch {about['torch']}" if about["torch"] else "no torch", about["date"]])
 
 
 def loader_named(model: str, dtype: str = "float32") -> LoaderSpec:

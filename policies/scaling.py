@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import takewhile
 
 from msgspec import Struct
@@ -63,13 +63,12 @@ def missing_for_models(gpus: int, loads: Mapping[ModelId, ObservedLoad]) -> int:
 
     Where requests of an expensive model are lost, few lost requests are many GPUs.
     """
-    shares = _shares(gpus, loads)
-    lacking = (
-        shares[model_id] * _missing_fraction(load)
+    asking = {
+        model_id
         for model_id, load in loads.items()
         if load.offered >= _REQUESTS_MIN and load.bad >= BAD_RATE_ALLOWED * load.offered
-    )
-    return math.ceil(sum(lacking) - ROUNDING)
+    }
+    return math.ceil(sum(_lacking(gpus, loads, asking).values()) - ROUNDING)
 
 
 class ScaleAdvice(Struct, frozen=True):
@@ -127,13 +126,8 @@ class ScaleAdvisor:
         alike.
         """
         loads = self._recent_loads()
-        shares = _shares(self._gpus, loads)
         if self._asking:
-            lacking = {
-                model_id: shares[model_id] * _missing_fraction(load)
-                for model_id, load in loads.items()
-                if model_id in self._asking
-            }
+            lacking = _lacking(self._gpus, loads, self._asking)
             total = of_the_served(loads.values())
             missing = self._gpus * _missing_fraction(total) if None in self._asking else 0.0
             missing = max(missing, sum(lacking.values()))
@@ -143,7 +137,11 @@ class ScaleAdvisor:
         idle_fraction = self._busiest_idle_fraction()
         gpus = advised_gpus(self._gpus, 0.0, idle_fraction)
         return ScaleAdvice(
-            gpus, {model_id: 0.0 - gpus_of * idle_fraction for model_id, gpus_of in shares.items()}
+            gpus,
+            {
+                model_id: 0.0 - gpus_of * idle_fraction
+                for model_id, gpus_of in _shares(self._gpus, loads).items()
+            },
         )
 
     def _decide(self, now_ms: float) -> None:
@@ -206,6 +204,17 @@ def _shares(gpus: int, loads: Mapping[ModelId, ObservedLoad]) -> dict[ModelId, f
     busy_ms = sum(load.busy_gpu_ms for load in loads.values())
     return {
         model_id: gpus * load.busy_gpu_ms / busy_ms if busy_ms else 0.0 for model_id, load in loads.items()
+    }
+
+
+def _lacking(
+    gpus: int, loads: Mapping[ModelId, ObservedLoad], asking: Container[ModelId | None]
+) -> dict[ModelId, float]:
+    """GPUs' worth that each model of `asking` lacks: r / (1 - r) of its share."""
+    return {
+        model_id: share * _missing_fraction(loads[model_id])
+        for model_id, share in _shares(gpus, loads).items()
+        if model_id in asking
     }
 
 

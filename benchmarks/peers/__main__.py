@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.device import machine
 from benchmarks.peers.cases import CASES, Case
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.closed_loop import closed_loops
@@ -99,7 +100,7 @@ def main() -> None:
 
 def _real(options: argparse.Namespace) -> tuple[Sequence[Case], dict[str, str]]:
     """Cases of the real models, each measured alone beforehand, and on what. Raises FabricError for what is not there."""
-    from benchmarks.peers.real import machine, real_cases  # noqa: PLC0415  takes torch along
+    from benchmarks.peers.real import real_cases  # noqa: PLC0415  takes torch along
 
     cases = list(real_cases(options.models, options.device, options.slos, options.max_batch))
     about = machine(options.device)

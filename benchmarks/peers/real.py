@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from roles.gpu_worker.executors.base import JobPart
 from roles.gpu_worker.executors.hosted import DeviceReplica, batch_sizes, spread, stepped
 from roles.gpu_worker.executors.loaders.registry import load_model
 from roles.gpu_worker.executors.profiled import device_named
-from roles.profiling.sensors import Sensors
 
 Prepared = TypeVar("Prepared")
 TOKENS = 128
@@ -111,14 +109,3 @@ def _median_ms(prepare: Callable[[], Prepared], run: Callable[[Prepared], object
 
 def _by_size(took_ms: Sequence[float]) -> dict[int, float]:
     return {size: round(one_ms, 4) for size, one_ms in enumerate(took_ms, 1)}
-
-
-def machine(device: str) -> dict[str, str]:
-    """On what it was measured, and when."""
-    gpu = torch.cuda.get_device_name() if device != "cpu" else ""
-    return {
-        "device": gpu or device,
-        "driver": Sensors.open(0).driver,
-        "torch": torch.__version__,
-        "date": datetime.now(UTC).date().isoformat(),
-    }

@@ -18,7 +18,12 @@ INSTALLED_TIMES: Final = 5
 FREE_MIN: Final = 200 << 20
 FREE_ONLINE: Final = 1 << 30
 FREE_TORCH: Final = 8 << 30
-_PREFIXES: Final = (AGENT_PREFIX, SCHEDULER_PREFIX, FRONTEND_PREFIX, GATEWAY_PREFIX)
+_RANKS: Final = {
+    AGENT_PREFIX: Rank.AGENT,
+    SCHEDULER_PREFIX: Rank.SCHEDULER,
+    FRONTEND_PREFIX: Rank.FRONTEND,
+    GATEWAY_PREFIX: Rank.GATEWAY,
+}
 
 
 def problems_of_host(
@@ -87,9 +92,9 @@ def warnings_of_election(inventory: Inventory, wanted: HostWanted) -> Iterator[s
         )
 
 
-def _rank(role_id: str) -> int:
+def _rank(role_id: str) -> Rank:
     """By which roles start, and leave the ports that they had before."""
-    return next(rank for rank, prefix in enumerate(_PREFIXES) if role_id.startswith(prefix))
+    return next(rank for prefix, rank in _RANKS.items() if role_id.startswith(prefix))
 
 
 def _room_needed(wanted: HostWanted, facts: HostFacts, goods: Goods, deploy: DeployConfig) -> int:

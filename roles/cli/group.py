@@ -156,9 +156,8 @@ def foreign_fabric() -> str | None:
 
 def run() -> None:
     """Run the command line; every error ends in one readable line on stderr and its exit code."""
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # letters that it does not have are shown as ?, as stderr shows them its way
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Letters that it does not have are shown as ?, as stderr shows them its way.
         sys.stdout.reconfigure(errors="replace")
     try:
         _run()
@@ -251,9 +250,8 @@ def _run() -> None:
     )
 
     if sys.argv[1:] and sys.argv[1] in BESIDE_SERVING:
-        with (
-            ending_without_python()
-        ):  # its thread may hold the interpreter for seconds where all cores are busy
+        # The import's thread may hold the interpreter for seconds where all cores are busy.
+        with ending_without_python():
             import_at_idle_priority(COMMANDS[sys.argv[1]].partition(":")[0])
     try:
         sys.exit(tenuto(standalone_mode=False) or 0)

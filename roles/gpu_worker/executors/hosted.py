@@ -306,9 +306,8 @@ class DeviceReplica:
 
     def _own(self, output: Tensor) -> Tensor:
         output = sendable(output)
-        if (
-            output.device.type == "cuda"
-        ):  # torch keeps freed pinned blocks until the next capture, so this seldom allocates
+        if output.device.type == "cuda":
+            # torch keeps freed pinned blocks until the next capture, so this seldom allocates.
             host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
             return host.copy_(output, non_blocking=True)
         return output.clone(memory_format=torch.contiguous_format)  # a model may give a buffer that it keeps
